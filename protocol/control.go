@@ -1,0 +1,92 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// WorkerInfo is a worker's entry in the workers bucket, renewed by its
+// heartbeat, and the answer to the verb "stats".
+type WorkerInfo struct {
+	WorkerID  WorkerID `json:"worker_id"`
+	Pool      string   `json:"pool"`
+	Host      string   `json:"host"`
+	PID       int      `json:"pid"`
+	Version   string   `json:"version"`
+	Slots     int      `json:"slots"`
+	Busy      int      `json:"busy"`
+	Draining  bool     `json:"draining"`
+	JobsDone  int64    `json:"jobs_done"`
+	StartedAt Time     `json:"started_at,omitzero"`
+	SeenAt    Time     `json:"seen_at,omitzero"`
+}
+
+// ErrControl says that a control message cannot be read.
+var ErrControl = errors.New("bad control message")
+
+// ParseWorkerInfo reads a worker's entry.
+func ParseWorkerInfo(data []byte) (WorkerInfo, error) {
+	var w WorkerInfo
+	if err := unmarshalExact(data, &w); err != nil {
+		return WorkerInfo{}, fmt.Errorf("%w: worker: %w", ErrControl, err)
+	}
+	if err := ValidateName("worker_id", string(w.WorkerID)); err != nil {
+		return WorkerInfo{}, fmt.Errorf("%w: worker: %w", ErrControl, err)
+	}
+	return w, nil
+}
+
+// CancelRequest asks the worker of a running delegation to end it. A body that
+// does not name the delegation is ignored.
+//
+// Source: docs/protocol.md, section 10.
+type CancelRequest struct {
+	DelegationID DelegationID `json:"delegation_id"`
+}
+
+// CancelAnswer says how the delegation stands once its guest is gone.
+type CancelAnswer struct {
+	Status Status `json:"status"`
+}
+
+// ParseCancelRequest reads a cancel and checks that it names the delegation.
+func ParseCancelRequest(data []byte, want DelegationID) (CancelRequest, error) {
+	var r CancelRequest
+	if err := unmarshalExact(data, &r); err != nil {
+		return CancelRequest{}, fmt.Errorf("%w: cancel: %w", ErrControl, err)
+	}
+	if r.DelegationID != want {
+		return CancelRequest{}, fmt.Errorf("%w: cancel names another delegation", ErrControl)
+	}
+	return r, nil
+}
+
+// ParseCancelAnswer reads the answer to a cancel.
+func ParseCancelAnswer(data []byte) (CancelAnswer, error) {
+	var a CancelAnswer
+	if err := unmarshalExact(data, &a); err != nil {
+		return CancelAnswer{}, fmt.Errorf("%w: cancel answer: %w", ErrControl, err)
+	}
+	return a, nil
+}
+
+// CapsuleEntry is a capsule's entry in the index.
+type CapsuleEntry struct {
+	Digest   Digest   `json:"digest"`
+	Size     int64    `json:"size"`
+	Manifest Manifest `json:"manifest"`
+	PushedAt Time     `json:"pushed_at,omitzero"`
+}
+
+// ParseCapsuleEntry reads and validates an entry of the index.
+func ParseCapsuleEntry(data []byte) (CapsuleEntry, error) {
+	e := CapsuleEntry{Manifest: DefaultManifest("", "")}
+	if err := json.Unmarshal(data, &e); err != nil {
+		return CapsuleEntry{}, fmt.Errorf("capsule index: %w", jsonError(err))
+	}
+	if err := errors.Join(e.Digest.Validate(), e.Manifest.Validate()); err != nil {
+		return CapsuleEntry{}, fmt.Errorf("capsule index: %w", err)
+	}
+	return e, nil
+}

@@ -1,0 +1,124 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/a2aproject/a2a-go/v2/a2a"
+)
+
+// ErrMessage says that an A2A message cannot be a task.
+var ErrMessage = errors.New("bad message")
+
+// ParseMessage reads an A2A 1.0 message, and the shapes of A2A 0.3: role
+// "user", parts with a kind, snake_case names. A message without text, or from
+// an agent, is [ErrMessage].
+func ParseMessage(data []byte) (*a2a.Message, error) {
+	refuse := func(format string, args ...any) (*a2a.Message, error) {
+		return nil, fmt.Errorf("%w: "+format, append([]any{ErrMessage}, args...)...)
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(data, &members); err != nil {
+		return refuse("message: %w", jsonError(err))
+	}
+	r := eventReader{members: members}
+	text := func(names ...string) string {
+		for _, name := range names {
+			if s := r.str(name); s != "" {
+				return s
+			}
+		}
+		return ""
+	}
+	m := &a2a.Message{
+		ID: text("messageId", "message_id"), ContextID: text("contextId", "context_id"),
+		TaskID: a2a.TaskID(text("taskId", "task_id")),
+	}
+	switch role := text("role"); role {
+	case "ROLE_USER", "user":
+		m.Role = a2a.MessageRoleUser
+	default:
+		return refuse("message.role is %q: it is ROLE_USER", clip(role, 32))
+	}
+	r.read("metadata", &m.Metadata)
+	r.read("extensions", &m.Extensions)
+	var parts []map[string]json.RawMessage
+	r.read("parts", &parts)
+	if r.err != nil {
+		return refuse("message: %w", jsonError(r.err))
+	}
+	for i, part := range parts {
+		p, err := readPart(part)
+		if err != nil {
+			return refuse("message.parts[%d]: %w", i, err)
+		}
+		m.Parts = append(m.Parts, p)
+	}
+	if MessageText(m) == "" {
+		return refuse("message.parts has no text: a task is text")
+	}
+	return m, nil
+}
+
+// readPart reads one part of either version. A file of 0.3 stands under "file".
+func readPart(members map[string]json.RawMessage) (*a2a.Part, error) {
+	r := eventReader{members: members}
+	p := &a2a.Part{Filename: r.str("filename"), MediaType: r.str("mediaType")}
+	r.read("metadata", &p.Metadata)
+	if p.MediaType == "" {
+		p.MediaType = r.str("media_type")
+	}
+	if raw, ok := members["file"]; ok {
+		if err := json.Unmarshal(raw, &members); err != nil {
+			return nil, jsonError(err)
+		}
+		if p.Filename = r.str("name"); p.Filename == "" {
+			p.Filename = r.str("filename")
+		}
+	}
+	switch {
+	case members["text"] != nil:
+		p.Content = a2a.Text(r.str("text"))
+	case members["data"] != nil:
+		var value any
+		r.read("data", &value)
+		p.Content = a2a.Data{Value: value}
+	case members["url"] != nil:
+		p.Content = a2a.URL(r.str("url"))
+	case members["uri"] != nil:
+		p.Content = a2a.URL(r.str("uri"))
+	case members["raw"] != nil, members["bytes"] != nil:
+		var raw []byte
+		r.read("raw", &raw)
+		r.read("bytes", &raw)
+		p.Content = a2a.Raw(raw)
+	default:
+		return nil, errors.New("it has no text, data, url or raw")
+	}
+	return p, r.err
+}
+
+// MessageText is what a capsule reads of a message: its text parts joined by a
+// newline.
+func MessageText(m *a2a.Message) string {
+	if m == nil {
+		return ""
+	}
+	var texts []string
+	for _, p := range m.Parts {
+		if text, ok := p.Content.(a2a.Text); ok {
+			texts = append(texts, string(text))
+		}
+	}
+	return strings.Join(texts, "\n")
+}
+
+// NewUserMessage is a message with one text part.
+func NewUserMessage(context ContextID, text string) *a2a.Message {
+	return &a2a.Message{
+		ID: string(NewMessageID()), ContextID: string(context), Role: a2a.MessageRoleUser,
+		Parts: a2a.ContentParts{a2a.NewTextPart(text)},
+	}
+}
