@@ -1,0 +1,102 @@
+package sandbox
+
+import (
+	"fmt"
+	"time"
+
+	"starling/protocol"
+)
+
+// EndingKind says how a guest ended.
+type EndingKind int
+
+// The ways a guest ends.
+const (
+	// Exited: it returned from _start or called proc_exit. Status says with what.
+	Exited EndingKind = iota + 1
+	// Trapped: the engine stopped it. Trap says why.
+	Trapped
+	// LimitHit: it ran into a limit of the manifest. Limit says which.
+	LimitHit
+	// Interrupted: the run's context ended, or the engine was closed.
+	Interrupted
+	// Refused: it never started. Message says why and what to do.
+	Refused
+)
+
+// String is the kind in lower case, fit for a log or a label.
+func (k EndingKind) String() string {
+	switch k {
+	case Exited:
+		return "exited"
+	case Trapped:
+		return "trapped"
+	case LimitHit:
+		return "limit"
+	case Interrupted:
+		return "interrupted"
+	case Refused:
+		return "refused"
+	default:
+		return fmt.Sprintf("EndingKind(%d)", int(k))
+	}
+}
+
+// Limit names a limit that ended a run.
+type Limit string
+
+// The limits that end a run.
+const (
+	LimitDeadline Limit = "deadline"
+	LimitMemory   Limit = "memory"
+	LimitTable    Limit = "table"
+	LimitCalls    Limit = "calls"
+)
+
+// Ending is how one run ended. Only the members of its Kind carry meaning; the
+// output members and Duration are set for every guest that started.
+type Ending struct {
+	Kind EndingKind
+
+	Status  int    // Exited: the exit status, 0 is success
+	Trap    string // Trapped: the trap in one line
+	Limit   Limit  // LimitHit
+	Message string // Trapped, LimitHit: the sentence of section 5; Refused: why, and the fix
+	Err     error  // Interrupted: the context's cause, or ErrClosed; Refused: the cause, ErrRefused
+
+	Stdout     string   // text mode: all of stdout that was kept
+	StderrTail []string // the last lines of stderr, at most 20, bounded
+	Duration   time.Duration
+
+	StdoutDropped  int64 // bytes of stdout and import payloads beyond the bound
+	StderrDropped  int64 // bytes of stderr beyond the bound
+	SignalsDropped int64 // import signals that were out of bounds, not UTF-8 or no event
+}
+
+// The sentences of docs/protocol.md, section 5.
+const resourceLimits = "capsule execution exceeded its configured resource limits: "
+
+func deadlineEnding(seconds int64) Ending {
+	return Ending{Kind: LimitHit, Limit: LimitDeadline, Message: fmt.Sprintf(
+		"capsule execution exceeded its %ds deadline and was interrupted; raise capabilities.limits.deadline_seconds"+
+			" in murmur.yaml if the capsule legitimately needs longer", seconds)}
+}
+
+func memoryEnding(bytes uint64, limit int64) Ending {
+	return Ending{Kind: LimitHit, Limit: LimitMemory, Message: fmt.Sprintf(
+		resourceLimits+"linear memory growth to %d bytes exceeds capabilities.limits.memory_bytes (%d)", bytes, limit)}
+}
+
+func tableEnding(elements uint64, limit int64) Ending {
+	return Ending{Kind: LimitHit, Limit: LimitTable, Message: fmt.Sprintf(
+		resourceLimits+"table growth to %d elements exceeds capabilities.limits.table_elements (%d)", elements, limit)}
+}
+
+func callsEnding() Ending {
+	return Ending{Kind: LimitHit, Limit: LimitCalls, Message: fmt.Sprintf(
+		resourceLimits+"more than %d tool calls", protocol.MaxToolCalls)}
+}
+
+func trapEnding(trap string) Ending {
+	return Ending{Kind: Trapped, Trap: trap, Message: "capsule execution trapped: " + trap}
+}
