@@ -1,0 +1,152 @@
+package completion
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+)
+
+// AddressRule says which addresses a door may have. The zero value allows any
+// but link-local, multicast and unspecified ones, which no rule can allow.
+//
+// Source: docs/protocol.md, section 9.
+type AddressRule struct {
+	Allow []netip.Prefix // when there are any, only these
+	Deny  []netip.Prefix // never these
+}
+
+// ErrAddress says that the operator's rule does not allow a door's address.
+var ErrAddress = errors.New("the door's address is not allowed")
+
+// ParsePrefixes reads a comma-separated list of addresses and CIDR ranges.
+func ParsePrefixes(list string) ([]netip.Prefix, error) {
+	var prefixes []netip.Prefix
+	for _, entry := range strings.Split(list, ",") {
+		entry = strings.TrimSpace(entry)
+		if entry == "" {
+			continue
+		}
+		if addr, err := netip.ParseAddr(entry); err == nil {
+			prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
+			continue
+		}
+		p, err := netip.ParsePrefix(entry)
+		if err != nil {
+			return nil, fmt.Errorf("%q is neither an address nor a CIDR range", entry)
+		}
+		prefixes = append(prefixes, p.Masked())
+	}
+	return prefixes, nil
+}
+
+// Check judges one address, as it is dialled; an IPv4 address inside an IPv6
+// one is judged as what it reaches. The error is [ErrAddress].
+func (r AddressRule) Check(addr netip.Addr) error {
+	addr = embedded(addr).WithZone("")
+	refuse := func(why string) error { return fmt.Errorf("%w: %s %s", ErrAddress, addr, why) }
+	switch {
+	case addr.IsUnspecified():
+		return refuse("is unspecified")
+	case addr.IsLinkLocalUnicast():
+		return refuse("is link-local")
+	case addr.IsMulticast():
+		return refuse("is multicast")
+	case contains(r.Deny, addr):
+		return refuse("is on the deny list")
+	case len(r.Allow) > 0 && !contains(r.Allow, addr):
+		return refuse("is not on the allow list")
+	}
+	return nil
+}
+
+func contains(prefixes []netip.Prefix, addr netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+var (
+	nat64 = netip.MustParsePrefix("64:ff9b::/96")
+	sixTo = netip.MustParsePrefix("2002::/16")
+	v4cmp = netip.MustParsePrefix("::/96") // IPv4-compatible, long deprecated
+)
+
+// embedded is the IPv4 address that an IPv6 one stands for, or addr itself.
+func embedded(addr netip.Addr) netip.Addr {
+	addr = addr.Unmap()
+	if addr.Is4() {
+		return addr
+	}
+	b := addr.As16()
+	switch {
+	case nat64.Contains(addr):
+		return netip.AddrFrom4([4]byte(b[12:16]))
+	case sixTo.Contains(addr):
+		return netip.AddrFrom4([4]byte(b[2:6]))
+	case v4cmp.Contains(addr) && !addr.IsUnspecified() && !addr.IsLoopback():
+		return netip.AddrFrom4([4]byte(b[12:16]))
+	}
+	return addr
+}
+
+// connectError is a door that could not be reached. Its text names the address
+// that was asked for and never the URL.
+type connectError struct {
+	address string
+	err     error
+}
+
+func (e *connectError) Error() string {
+	return "failed to connect to " + e.address + ": " + e.err.Error()
+}
+
+func (e *connectError) Unwrap() error { return e.err }
+
+// dial connects to a door. The check runs on each address that is really
+// dialled, after the name was resolved, so a name cannot be rebound in between.
+func (r AddressRule) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	dialer := net.Dialer{ControlContext: func(_ context.Context, _, dialled string, _ syscall.RawConn) error {
+		target, err := netip.ParseAddrPort(dialled)
+		if err != nil {
+			return fmt.Errorf("%w: it cannot be read", ErrAddress)
+		}
+		return r.Check(target.Addr())
+	}}
+	conn, err := dialer.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, &connectError{address: address, err: dialCause(err)}
+	}
+	return conn, nil
+}
+
+// dialCause strips what net puts around the reason: the operation and the
+// address, which connectError says already.
+func dialCause(err error) error {
+	if errors.Is(err, ErrAddress) {
+		for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+			if op := (*net.OpError)(nil); !errors.As(inner, &op) {
+				return inner
+			}
+		}
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	var dns *net.DNSError
+	if errors.As(err, &dns) {
+		return errors.New(dns.Err)
+	}
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
