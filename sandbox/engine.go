@@ -1,6 +1,3 @@
-// Package sandbox runs capsules: it compiles a module, grants it exactly what a
-// [Spec] says, bounds it, turns what it says into driver events, and reports
-// how it ended. It knows nothing of the bus or of where a module came from.
 package sandbox
 
 import (
@@ -8,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
+	"github.com/bytecodealliance/wasmtime-go/v39"
+
 	"starling/protocol"
+	"starling/sandbox/internal/wasmtimex"
 )
 
 // ErrClosed says that the engine was closed before or while a guest ran.
@@ -51,36 +52,157 @@ func (c Config) Validate() error {
 	return errors.Join(problems...)
 }
 
+func (c Config) withDefaults() Config {
+	if c.MaxModules == 0 {
+		c.MaxModules = 64
+	}
+	if c.MaxModuleBytes == 0 {
+		c.MaxModuleBytes = 64 << 20
+	}
+	if c.Tick == 0 {
+		c.Tick = 5 * time.Millisecond
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
 // Engine compiles and runs guests. Its methods are safe for concurrent use.
 // [Engine.Close] frees it.
-type Engine struct{}
+type Engine struct {
+	cfg     Config
+	wasm    *wasmtime.Engine
+	linker  *wasmtimex.Linker
+	modules *modules
+
+	closing chan struct{}  // closed when Close begins: guests stop
+	work    sync.WaitGroup // runs and compilations; Add only under mu
+	stopped chan struct{}  // closed when no guest runs: the ticker stops
+	ticker  sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+}
 
 // New makes an engine and starts its one goroutine, the epoch ticker, which
-// [Engine.Close] stops and waits for.
+// [Engine.Close] stops and waits for. It starts here, and not with the first
+// run, because a guest without a ticker cannot be interrupted.
 func New(cfg Config) (*Engine, error) {
-	return nil, errors.New("sandbox: not built yet")
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("sandbox config: %w", err)
+	}
+	if err := wasmtimex.Check(); err != nil {
+		return nil, fmt.Errorf("sandbox: %w", err)
+	}
+	cfg = cfg.withDefaults()
+	artifacts, err := openArtifacts(cfg.CacheDir)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{cfg: cfg, wasm: newWasmEngine(), closing: make(chan struct{}), stopped: make(chan struct{})}
+	if e.linker, err = wasmtimex.NewLinker(e.wasm, imports()); err != nil {
+		e.wasm.Close()
+		return nil, fmt.Errorf("sandbox: define imports: %w", err)
+	}
+	e.modules = newModules(e, artifacts)
+	e.ticker.Go(e.tick)
+	return e, nil
+}
+
+// newWasmEngine turns off what no capsule needs and what this line of the
+// engine has advisories about. See docs/security.md.
+func newWasmEngine() *wasmtime.Engine {
+	cfg := wasmtime.NewConfig()
+	cfg.SetStrategy(wasmtime.StrategyCranelift)
+	cfg.SetEpochInterruption(true)
+	cfg.SetWasmMemory64(false)
+	cfg.SetWasmThreads(false)
+	cfg.SetWasmMultiMemory(false)
+	cfg.SetWasmGC(false)
+	cfg.SetWasmFunctionReferences(false)
+	cfg.SetWasmTailCall(false)
+	cfg.SetWasmWideArithmetic(false)
+	wasmtimex.Harden(cfg)
+	return wasmtime.NewEngineWithConfig(cfg)
+}
+
+// settings names everything that a compiled module depends on, beside the
+// module and the CPU.
+const settings = wasmtimex.Version + " cranelift epochs no-memory64 no-threads no-multi-memory no-gc no-tail-call no-exceptions"
+
+// tick moves the epoch on, at which every running guest asks its run whether it
+// must stop. The run looks at the clock, so ticks that are dropped under load
+// delay an interruption but never a deadline's arithmetic.
+func (e *Engine) tick() {
+	t := time.NewTicker(e.cfg.Tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			e.wasm.IncrementEpoch()
+		case <-e.stopped:
+			return
+		}
+	}
+}
+
+// enter counts a run or a compilation that Close waits for; false once closed.
+func (e *Engine) enter() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	e.work.Add(1)
+	return true
 }
 
 // Close interrupts the guests that still run, waits for them, for compilations
 // under way and for the ticker, and frees the engine. It is idempotent.
-func (e *Engine) Close() error { return nil }
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	first := !e.closed
+	e.closed = true
+	if first {
+		close(e.closing)
+	}
+	e.mu.Unlock()
+	e.work.Wait()
+	if !first {
+		return nil
+	}
+	close(e.stopped)
+	e.ticker.Wait()
+	e.modules.close()
+	e.linker.Close()
+	e.wasm.Close()
+	return nil
+}
 
 // Prepare makes a module ready for [Engine.Run]: from memory, from the disk
 // cache, or by compiling the file, which takes seconds for a large one. Callers
 // that ask for one digest at the same time share one compilation. A compilation
 // cannot be interrupted: when ctx ends Prepare returns its cause and the work
-// goes on for the next caller. A module that cannot run is [ErrRefused].
+// goes on for the next caller.
+//
+// # Errors
+//
+// [ErrRefused] for a module that cannot run, [ErrClosed], the cause of ctx, or
+// what kept the file from being read.
 func (e *Engine) Prepare(ctx context.Context, module string, digest protocol.Digest) error {
-	return errors.New("sandbox: not built yet")
+	m, err := e.modules.acquire(ctx, module, digest)
+	if err != nil {
+		return err
+	}
+	e.modules.release(m)
+	return nil
 }
 
-// Run runs one guest and blocks until it is gone. It prepares the module when
-// that was not done; the deadline begins after that.
-//
-// emit is given every driver event, in order and never concurrently, while Run
-// runs. It may block: the guest then waits, and so does Run, even past the
-// deadline or the end of ctx; whoever gives an emit that blocks must see to it
-// that it ends. When ctx ends the guest is interrupted within a few ticks.
-func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) Ending {
-	return Ending{Kind: Refused, Message: "sandbox: not built yet"}
-}
+// refusal is an ErrRefused whose text is the whole sentence.
+type refusal string
+
+func refusef(format string, args ...any) error { return refusal(fmt.Sprintf(format, args...)) }
+
+func (r refusal) Error() string        { return string(r) }
+func (r refusal) Is(target error) bool { return target == ErrRefused }

@@ -1,0 +1,4 @@
+;; Does nothing and exits 0 by returning.
+(module
+  (memory (export "memory") 1)
+  (func (export "_start")))
