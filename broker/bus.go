@@ -2,7 +2,14 @@ package broker
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -10,15 +17,43 @@ import (
 	"starling/protocol"
 )
 
+// MinServerVersion is the oldest server that has all that is used here: batched
+// direct gets came with it.
+const MinServerVersion = "2.11"
+
+const (
+	// requestTimeout bounds one request to the bus.
+	requestTimeout = 5 * time.Second
+
+	// A dead connection is noticed after pingInterval × maxPings, well inside
+	// the default ack wait.
+	pingInterval = 5 * time.Second
+	maxPings     = 2
+
+	reconnectWait   = 250 * time.Millisecond
+	reconnectJitter = 250 * time.Millisecond
+
+	// closeTimeout bounds the last flush.
+	closeTimeout = 2 * time.Second
+
+	// frameWindow is how many frames may be without an ack, and frameTimeout how
+	// long one may be: without it a lost ack never resolves.
+	frameWindow  = 256
+	frameTimeout = 5 * time.Second
+)
+
 // Bus is a connection to the message bus of one fleet: NATS JetStream under one
-// namespace. It is safe for concurrent use. Close it once.
+// namespace. It is safe for concurrent use. It reconnects by itself, for ever;
+// until then operations end with [ErrUnavailable] or their context. Whoever
+// connects closes it.
 type Bus struct {
 	ns  protocol.Namespace
 	log *slog.Logger
 
 	// nc carries pulls, acks, the ledger and requests; frames has a connection
-	// of its own so that a flood of frames cannot delay an ack. Without
-	// Config.SeparateFrames both are the same.
+	// of its own so that a flood of frames cannot delay an ack, and carries
+	// modules and results for the same reason. Without Config.SeparateFrames
+	// both are the same.
 	nc       *nats.Conn
 	js       jetstream.JetStream
 	frames   *nats.Conn
@@ -27,13 +62,214 @@ type Bus struct {
 	denials denials // of both connections
 }
 
-// Connect connects and makes one round trip before it returns.
+// Connect connects and makes one round trip before it returns. It blocks until
+// every server was tried once or ctx ends. Errors are [ErrConfig],
+// [ErrNoServer], [ErrAuth], [ErrOldServer], [ErrNoJetStream] and, when the
+// inbox is refused, [ErrDenied].
 func Connect(ctx context.Context, cfg Config) (*Bus, error) {
-	panic("being written")
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg, err := cfg.filled()
+	if err != nil {
+		return nil, err
+	}
+	if err := cfg.Validate(); err != nil { // again, for what the context brought
+		return nil, err
+	}
+	return connect(ctx, cfg)
+}
+
+func connect(ctx context.Context, cfg Config, more ...nats.Option) (*Bus, error) {
+	b := &Bus{ns: cfg.Namespace, log: cfg.Logger}
+	var err error
+	if b.nc, err = b.dial(ctx, cfg, cfg.Name, more); err != nil {
+		return nil, err
+	}
+	b.frames = b.nc
+	if cfg.SeparateFrames {
+		if b.frames, err = b.dial(ctx, cfg, cfg.Name+" frames", more); err != nil {
+			b.nc.Close()
+			return nil, err
+		}
+	}
+	if err := b.open(ctx); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+// open checks the server and makes the JetStream contexts.
+func (b *Bus) open(ctx context.Context) error {
+	if version := b.nc.ConnectedServerVersion(); olderThan(version, MinServerVersion) {
+		return fmt.Errorf("%w: %s runs %s: upgrade it to %s or later", ErrOldServer, b.nc.ConnectedUrlRedacted(), version, MinServerVersion)
+	}
+	var err error
+	if b.js, err = jetstream.New(b.nc, jetstream.WithDefaultTimeout(requestTimeout)); err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	b.framesJS, err = jetstream.New(b.frames, jetstream.WithDefaultTimeout(requestTimeout),
+		jetstream.WithPublishAsyncMaxPending(frameWindow), jetstream.WithPublishAsyncTimeout(frameTimeout))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	for _, nc := range []*nats.Conn{b.nc, b.frames} {
+		if err := b.checkInbox(ctx, nc); err != nil {
+			return err
+		}
+	}
+	return b.checkJetStream(ctx)
+}
+
+// checkInbox is the round trip of Connect: without a right to the inbox no
+// request would ever be answered.
+func (b *Bus) checkInbox(ctx context.Context, nc *nats.Conn) error {
+	inbox := nc.NewInbox()
+	sub, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return b.failure(ctx, "", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is gone
+	if err := b.subscribed(ctx, nc, inbox); err != nil {
+		return fmt.Errorf("%w: set InboxPrefix to the one that this user may subscribe to", err)
+	}
+	return nil
+}
+
+// checkJetStream asks only where the server itself has no JetStream: another of
+// its cluster may, and a party with narrow rights may not ask.
+func (b *Bus) checkJetStream(ctx context.Context) error {
+	if on, _ := b.nc.ConnectedServerJetStream(); on {
+		return nil
+	}
+	if _, err := b.request(ctx, b.nc, &nats.Msg{Subject: "$JS.API.INFO"}); errors.Is(err, errNoResponders) {
+		return fmt.Errorf("%w: %s offers none: start it with -js, or a jetstream block in its configuration",
+			ErrNoJetStream, b.nc.ConnectedUrlRedacted())
+	}
+	return nil // any other answer says that somebody has it, or that we may not ask
 }
 
 // Namespace is the fleet's.
 func (b *Bus) Namespace() protocol.Namespace { return b.ns }
 
-// Close flushes and closes both connections.
-func (b *Bus) Close() error { panic("being written") }
+// Connected reports whether the bus can be spoken to now.
+func (b *Bus) Connected() bool { return b.nc.IsConnected() && b.frames.IsConnected() }
+
+// Close flushes, for at most 2 s, and closes both connections. It is
+// idempotent. What still runs on the Bus ends with [ErrClosed].
+func (b *Bus) Close() error {
+	var errs []error
+	for _, nc := range []*nats.Conn{b.nc, b.frames} {
+		if nc.IsConnected() {
+			if err := nc.FlushTimeout(closeTimeout); err != nil && !nc.IsClosed() {
+				errs = append(errs, fmt.Errorf("%w: last flush: %v", ErrUnavailable, err))
+			}
+		}
+		nc.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// dial opens one connection. The client has no context for it, so the dialer
+// carries ctx, until the first connection stands.
+func (b *Bus) dial(ctx context.Context, cfg Config, name string, more []nats.Option) (*nats.Conn, error) {
+	var established atomic.Bool
+	var stops []func() bool // one dial after the other, before Connect returns
+	options := append(b.options(cfg, name), nats.SetCustomDialer(dialFunc(func(network, address string) (net.Conn, error) {
+		dialer := net.Dialer{Timeout: cfg.ConnectTimeout}
+		if established.Load() {
+			return dialer.Dial(network, address)
+		}
+		conn, err := dialer.DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		stops = append(stops, context.AfterFunc(ctx, func() { _ = conn.Close() })) // cuts the handshake short
+		return conn, nil
+	})))
+	nc, err := nats.Connect(strings.Join(cfg.servers(), ","), append(options, more...)...)
+	established.Store(true)
+	for _, stop := range stops {
+		stop()
+	}
+	if err != nil {
+		return nil, connectError(ctx, cfg, err)
+	}
+	return nc, nil
+}
+
+type dialFunc func(network, address string) (net.Conn, error)
+
+func (f dialFunc) Dial(network, address string) (net.Conn, error) { return f(network, address) }
+
+func (b *Bus) options(cfg Config, name string) []nats.Option {
+	log := cfg.Logger.With("connection", name)
+	options := []nats.Option{
+		nats.Name(name), nats.Timeout(cfg.ConnectTimeout),
+		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait),
+		nats.ReconnectJitter(reconnectJitter, 4*reconnectJitter),
+		nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(maxPings),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			subject := ""
+			if sub != nil {
+				subject = sub.Subject
+			}
+			b.denials.record(err)
+			log.Warn("bus error", "subject", subject, "error", err)
+		}),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil { // nil: we closed it
+				log.Warn("bus disconnected", "error", err)
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("bus reconnected", "url", nc.ConnectedUrlRedacted()) }),
+		nats.LameDuckModeHandler(func(nc *nats.Conn) { log.Info("bus server is leaving", "url", nc.ConnectedUrlRedacted()) }),
+	}
+	if cfg.InboxPrefix != "" {
+		options = append(options, nats.CustomInboxPrefix(cfg.InboxPrefix))
+	}
+	switch {
+	case cfg.CredsFile != "":
+		options = append(options, nats.UserCredentials(cfg.CredsFile))
+	case cfg.NKeyFile != "":
+		options = append(options, nkeyOption(cfg.NKeyFile))
+	case cfg.User != "":
+		options = append(options, nats.UserInfo(cfg.User, string(cfg.Password)))
+	case cfg.Token != "":
+		options = append(options, nats.Token(string(cfg.Token)))
+	}
+	if cfg.TLSCA != "" {
+		options = append(options, nats.RootCAs(cfg.TLSCA))
+	}
+	if cfg.TLSCert != "" {
+		options = append(options, nats.ClientCert(cfg.TLSCert, cfg.TLSKey))
+	}
+	if cfg.TLSFirst {
+		options = append(options, nats.TLSHandshakeFirst())
+	}
+	return options
+}
+
+// nkeyOption defers a bad seed to the connect, where options may fail.
+func nkeyOption(path string) nats.Option {
+	option, err := nats.NkeyOptionFromSeed(path)
+	if err != nil {
+		return func(*nats.Options) error { return fmt.Errorf("%w: NKeyFile %s holds no NKey seed", ErrConfig, path) }
+	}
+	return option
+}
+
+// olderThan compares the first two numbers of two versions. A version that
+// cannot be read is not older.
+func olderThan(version, least string) bool {
+	number := func(s string) (int, bool) {
+		major, rest, _ := strings.Cut(s, ".")
+		minor, _, _ := strings.Cut(rest, ".")
+		a, err1 := strconv.Atoi(major)
+		b, err2 := strconv.Atoi(minor)
+		return a*1000 + b, err1 == nil && err2 == nil
+	}
+	have, ok1 := number(version)
+	want, ok2 := number(least)
+	return ok1 && ok2 && have < want
+}

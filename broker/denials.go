@@ -23,7 +23,7 @@ const maxDenials = 256
 // handler of the connection writes here, whoever waits for an answer reads.
 type denials struct {
 	mu      sync.Mutex
-	last    map[string]time.Time                    // "publish <subject>" and "subscribe <subject>"
+	last    map[string]time.Time                             // "publish <subject>" and "subscribe <subject>"
 	waiting map[string]map[*context.CancelCauseFunc]struct{} // guards by the same key
 }
 
@@ -97,6 +97,28 @@ func (d *denials) recent(key string) error {
 // is up. Call the function it returns when the answer is there.
 func (b *Bus) guard(ctx context.Context, subject string) (context.Context, context.CancelFunc) {
 	return b.denials.guard(ctx, "publish "+subject)
+}
+
+// subscribed flushes and is an [ErrDenied] when the server refused one of the
+// subscriptions just made on nc. The refusal comes before the flush's answer,
+// and the client keeps it as its last error before any handler runs.
+func (b *Bus) subscribed(ctx context.Context, nc *nats.Conn, subjects ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if err := nc.FlushWithContext(ctx); err != nil {
+		return b.failure(ctx, "", err)
+	}
+	last, _ := deniedKey(nc.LastError())
+	for _, subject := range subjects {
+		key := "subscribe " + subject
+		if last == key {
+			return deniedError(key)
+		}
+		if err := b.denials.recent(key); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (d *denials) guard(ctx context.Context, key string) (context.Context, context.CancelFunc) {

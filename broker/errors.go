@@ -1,6 +1,13 @@
 package broker
 
-import "errors"
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
 
 // The classes of errors that a caller acts on. Each message goes on with the
 // thing and the fix.
@@ -18,14 +25,18 @@ var (
 	// ErrUnavailable: the bus gave no answer in time, or has no leader now. The
 	// operation may have happened. Trying again later can help.
 	ErrUnavailable = errors.New("bus unavailable")
+	// ErrRefused: the bus answered with an error that no other class covers, such
+	// as a lack of storage. Trying again does not help by itself.
+	ErrRefused = errors.New("refused by the bus")
 	// ErrClosed: the Bus was closed.
 	ErrClosed = errors.New("bus closed")
-	// ErrConfig: a Config cannot be used; joined with each problem.
+	// ErrConfig: a configuration cannot be used; joined with each problem.
 	ErrConfig = errors.New("bus configuration")
 
 	// ErrNotInitialized: a stream or a bucket of the namespace does not exist.
 	ErrNotInitialized = errors.New("namespace not initialized")
-	// ErrTopology: what exists differs from what section 2 demands.
+	// ErrTopology: what exists differs from what section 2 demands; a
+	// [TopologyError] says where.
 	ErrTopology = errors.New("topology differs")
 
 	// ErrUnknownCapsule: the index has no such name and version.
@@ -47,3 +58,99 @@ var (
 	// ErrWorker: a worker answered a control request with an error.
 	ErrWorker = errors.New("worker refused")
 )
+
+// errNoResponders is internal: nobody listens on a subject. What that means
+// depends on the subject.
+var errNoResponders = errors.New("no responders")
+
+// Codes of JetStream's errors, as nats-server/server/errors.json numbers them.
+const (
+	codeStreamNotFound     jetstream.ErrorCode = 10059
+	codeNotEnabled         jetstream.ErrorCode = 10076
+	codeNotEnabledAccount  jetstream.ErrorCode = 10039
+	codeClusterUnavailable jetstream.ErrorCode = 10008
+	codeNoPeers            jetstream.ErrorCode = 10005
+	codeWrongLastSequence  jetstream.ErrorCode = 10071
+	codeWrongLastConstant  jetstream.ErrorCode = 10164
+	codeInFlight           jetstream.ErrorCode = 10158
+)
+
+// failure translates an error of the client at the package's edge: the class,
+// and the cause only as text. subject is what was published to, "" when there
+// is none.
+func (b *Bus) failure(ctx context.Context, subject string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); errors.Is(cause, ErrDenied) {
+		return cause
+	}
+	var api jetstream.JetStreamError
+	switch {
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
+		return fmt.Errorf("%w: %s", ErrClosed, subject)
+	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse):
+		return fmt.Errorf("%w: %s", errNoResponders, subject)
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
+		return b.noAnswer(ctx, subject)
+	case isPermission(err):
+		return fmt.Errorf("%w: %s", ErrDenied, subject)
+	case errors.As(err, &api) && api.APIError() != nil:
+		return apiFailure(api.APIError())
+	case errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected),
+		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrStaleConnection):
+		return fmt.Errorf("%w: the connection is down: %v", ErrUnavailable, err)
+	}
+	return fmt.Errorf("%w: %s: %v", ErrRefused, subject, err)
+}
+
+// noAnswer says why none came: the caller's own end, a refusal, or the bus.
+func (b *Bus) noAnswer(ctx context.Context, subject string) error {
+	if denied := b.denied(subject); denied != nil {
+		return denied
+	}
+	if cause := context.Cause(ctx); errors.Is(cause, context.Canceled) {
+		return fmt.Errorf("waiting for an answer on %s: %w", subject, cause)
+	} else if cause != nil {
+		return fmt.Errorf("%w: no answer on %s: %w", ErrUnavailable, subject, cause)
+	}
+	return fmt.Errorf("%w: no answer on %s", ErrUnavailable, subject)
+}
+
+func apiFailure(api *jetstream.APIError) error {
+	switch api.ErrorCode {
+	case codeNotEnabled, codeNotEnabledAccount:
+		return fmt.Errorf("%w: for this account: enable it in the server's configuration", ErrNoJetStream)
+	case codeStreamNotFound:
+		return fmt.Errorf("%w: %s: run `starling init`", ErrNotInitialized, api.Description)
+	case codeClusterUnavailable, codeNoPeers, codeInFlight:
+		return fmt.Errorf("%w: %s", ErrUnavailable, api.Description)
+	}
+	return fmt.Errorf("%w: %s (%d)", ErrRefused, api.Description, api.ErrorCode)
+}
+
+// wrongSequence reports whether err refuses a write because of the expected
+// last sequence: 10071 on one server, 10164 on three, with the first also
+// meaning that the write itself already landed.
+func wrongSequence(err error) bool {
+	var api jetstream.JetStreamError
+	return errors.As(err, &api) && api.APIError() != nil &&
+		(api.APIError().ErrorCode == codeWrongLastSequence || api.APIError().ErrorCode == codeWrongLastConstant)
+}
+
+// connectError words a failed first connect.
+func connectError(ctx context.Context, cfg Config, err error) error {
+	where := cfg.redactedURL()
+	switch {
+	case errors.Is(err, ErrConfig):
+		return err
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w at %s: %w", ErrNoServer, where, context.Cause(ctx))
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
+		errors.Is(err, nats.ErrAccountAuthExpired), errors.Is(err, nats.ErrNkeysNotSupported):
+		return fmt.Errorf("%w at %s: %v: check the user, token, creds or NKey file", ErrAuth, where, err)
+	case errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
+		return fmt.Errorf("%w: %s: %v: both sides must agree on TLS: use a tls:// URL or TLSCA, or none", ErrConfig, where, err)
+	}
+	return fmt.Errorf("%w at %s: %v: start one there, or set the right URL", ErrNoServer, where, err)
+}

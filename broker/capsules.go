@@ -1,0 +1,285 @@
+package broker
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"starling/protocol"
+)
+
+// indexWait is how long a name that the index does not have is looked for: more
+// than a replica may be behind, and no silent wait.
+const indexWait = 150 * time.Millisecond
+
+// PushCapsule stores a module under its digest and enters it in the index under
+// its name and version. Pushing the same again returns the first entry; a
+// version that was pushed with another module or manifest is
+// [ErrCapsuleExists]. It needs an operator's rights and blocks until everything
+// is acked; a push that failed half way is repeated as it was.
+//
+// Rule: docs/protocol.md, section 2, capsules.
+func (b *Bus) PushCapsule(ctx context.Context, m protocol.Manifest, module []byte) (protocol.CapsuleEntry, error) {
+	if err := m.Validate(); err != nil {
+		return protocol.CapsuleEntry{}, err
+	}
+	if len(module) == 0 {
+		return protocol.CapsuleEntry{}, fmt.Errorf("%w: capsule %s@%s has an empty module", protocol.ErrManifest, m.Name, m.Version)
+	}
+	entry := protocol.CapsuleEntry{
+		Digest: protocol.DigestOf(module), Size: int64(len(module)), Manifest: m, PushedAt: protocol.NewTime(time.Now()),
+	}
+	// An entry that is there decides before a byte is uploaded.
+	if have, err := b.sameEntry(ctx, entry); err == nil || !errors.Is(err, errNotStored) {
+		if err != nil {
+			return protocol.CapsuleEntry{}, err
+		}
+		return have, b.putModule(ctx, entry.Digest, module)
+	}
+	if err := b.putModule(ctx, entry.Digest, module); err != nil {
+		return protocol.CapsuleEntry{}, err
+	}
+	have, err := b.enter(ctx, entry)
+	if err != nil {
+		return protocol.CapsuleEntry{}, err
+	}
+	// Another's RemoveCapsule may have taken the module before the entry was seen.
+	return have, b.putModule(ctx, entry.Digest, module)
+}
+
+func (b *Bus) putModule(ctx context.Context, digest protocol.Digest, module []byte) error {
+	_, same, err := b.putObject(ctx, b.ns.CapsuleBucket(), digest.Object(), module)
+	if err != nil {
+		return fmt.Errorf("storing module %s: %w", digest, err)
+	}
+	if !same {
+		return fmt.Errorf("%w: object %s holds other bytes than its name says: remove the capsule and push it again", ErrDigestMismatch, digest.Object())
+	}
+	return nil
+}
+
+// enter creates the entry. A refused or unanswered write is followed by a read,
+// which may be old.
+func (b *Bus) enter(ctx context.Context, entry protocol.CapsuleEntry) (protocol.CapsuleEntry, error) {
+	body, err := json.Marshal(entry)
+	if err != nil {
+		return protocol.CapsuleEntry{}, fmt.Errorf("%w: %w", protocol.ErrManifest, err)
+	}
+	bucket, key := b.ns.CapsuleIndexBucket(), protocol.CapsuleKey(entry.Manifest.Name, entry.Manifest.Version)
+	after := uint64(0)
+	for range putTries {
+		m := nats.NewMsg(kvSubject(bucket, key))
+		m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(after, 10))
+		m.Data = body
+		_, refused, werr := b.store(ctx, b.js, kvStream(bucket), m)
+		if werr == nil {
+			return entry, nil
+		}
+		if err = werr; !wrongSequence(refused) && !errors.Is(werr, ErrUnavailable) {
+			break
+		}
+		if err := pause(ctx, staleEvery); err != nil {
+			return protocol.CapsuleEntry{}, err
+		}
+		have, rerr := b.sameEntry(ctx, entry)
+		if rerr == nil || !errors.Is(rerr, errNotStored) {
+			return have, rerr
+		}
+		if after, rerr = b.markerOf(ctx, bucket, key); rerr != nil {
+			return protocol.CapsuleEntry{}, rerr
+		}
+	}
+	return protocol.CapsuleEntry{}, fmt.Errorf("entering capsule %s@%s: %w", entry.Manifest.Name, entry.Manifest.Version, err)
+}
+
+// markerOf is the sequence of a removed key's marker, 0 when it never was.
+func (b *Bus) markerOf(ctx context.Context, bucket, key string) (uint64, error) {
+	m, err := b.last(ctx, b.nc, kvStream(bucket), kvSubject(bucket, key))
+	if errors.Is(err, errNotStored) {
+		return 0, nil
+	}
+	return m.seq, err
+}
+
+// sameEntry returns the index's entry when it says what entry does; none is
+// [errNotStored], another [ErrCapsuleExists].
+func (b *Bus) sameEntry(ctx context.Context, entry protocol.CapsuleEntry) (protocol.CapsuleEntry, error) {
+	name, version := entry.Manifest.Name, entry.Manifest.Version
+	have, err := b.entry(ctx, name, version)
+	if err != nil {
+		return protocol.CapsuleEntry{}, err
+	}
+	if have.Digest != entry.Digest {
+		return protocol.CapsuleEntry{}, fmt.Errorf("%w: %s@%s is %s, and this module is %s: push it under another version", ErrCapsuleExists, name, version, have.Digest, entry.Digest)
+	}
+	was, err1 := json.Marshal(have.Manifest)
+	is, err2 := json.Marshal(entry.Manifest)
+	if err1 != nil || err2 != nil || !bytes.Equal(was, is) {
+		return protocol.CapsuleEntry{}, fmt.Errorf("%w: %s@%s was pushed with another manifest: push it under another version", ErrCapsuleExists, name, version)
+	}
+	return have, nil
+}
+
+// entry reads the index once.
+func (b *Bus) entry(ctx context.Context, name, version string) (protocol.CapsuleEntry, error) {
+	if err := errors.Join(protocol.ValidateName("capsule.name", name), protocol.ValidateVersion("capsule.version", version)); err != nil {
+		return protocol.CapsuleEntry{}, err
+	}
+	bucket := b.ns.CapsuleIndexBucket()
+	m, err := b.last(ctx, b.nc, kvStream(bucket), kvSubject(bucket, protocol.CapsuleKey(name, version)))
+	if err != nil {
+		return protocol.CapsuleEntry{}, err
+	}
+	if m.deleted() {
+		return protocol.CapsuleEntry{}, fmt.Errorf("%w: %s@%s was removed", errNotStored, name, version)
+	}
+	return protocol.ParseCapsuleEntry(m.data)
+}
+
+// ResolveCapsule reads what the index says of a name and a version: one direct
+// get, or a few for 150 ms when it has none, which is [ErrUnknownCapsule].
+func (b *Bus) ResolveCapsule(ctx context.Context, name, version string) (protocol.CapsuleEntry, error) {
+	entry, err := patiently(ctx, indexWait, func() (protocol.CapsuleEntry, error) { return b.entry(ctx, name, version) })
+	return entry, unknownCapsule(err, name, version)
+}
+
+// PinnedCapsule is the worker's look at the index: a job says name, version and
+// digest, and the index has the manifest. An entry of another digest is
+// [ErrDigestMismatch], none [ErrUnknownCapsule]; both only after 2 s, since the
+// dispatcher saw the entry and this read may be older. A ref without a digest
+// takes what the index says.
+func (b *Bus) PinnedCapsule(ctx context.Context, ref protocol.CapsuleRef) (protocol.CapsuleEntry, error) {
+	read := func() (protocol.CapsuleEntry, error) {
+		entry, err := b.entry(ctx, ref.Name, ref.Version)
+		if err == nil && ref.Digest != "" && entry.Digest != ref.Digest {
+			return entry, &otherDigest{ref: ref, have: entry.Digest}
+		}
+		return entry, err
+	}
+	entry, err := patiently(ctx, staleWait, read)
+	return entry, unknownCapsule(err, ref.Name, ref.Version)
+}
+
+// otherDigest is an [ErrDigestMismatch] that may be cured by reading again.
+type otherDigest struct {
+	ref  protocol.CapsuleRef
+	have protocol.Digest
+}
+
+func (e *otherDigest) Error() string {
+	return fmt.Sprintf("%v: the job wants %s as %s, and the index has %s: dispatch it again", ErrDigestMismatch, e.ref, e.ref.Digest, e.have)
+}
+
+func (e *otherDigest) Is(target error) bool {
+	return target == ErrDigestMismatch || target == errNotStored
+}
+
+func unknownCapsule(err error, name, version string) error {
+	if errors.Is(err, errNotStored) && !errors.Is(err, ErrDigestMismatch) {
+		return fmt.Errorf("%w: %s@%s: push it, or see what there is with `starling capsule ls`", ErrUnknownCapsule, name, version)
+	}
+	return err
+}
+
+// Capsules lists the index, by the time of the push. After an error it ends; an
+// entry that cannot be read is an error of its own and the list goes on. It
+// holds one page at a time.
+func (b *Bus) Capsules(ctx context.Context) iter.Seq2[protocol.CapsuleEntry, error] {
+	bucket := b.ns.CapsuleIndexBucket()
+	return func(yield func(protocol.CapsuleEntry, error) bool) {
+		for m, err := range b.scan(ctx, b.nc, kvStream(bucket), kvSubject(bucket, ">"), 1) {
+			if err != nil {
+				yield(protocol.CapsuleEntry{}, err)
+				return
+			}
+			if m.deleted() {
+				continue
+			}
+			entry, err := protocol.ParseCapsuleEntry(m.data)
+			if err != nil {
+				err = fmt.Errorf("%s: %w", strings.TrimPrefix(m.subject, kvSubject(bucket, "")), err)
+			}
+			if !yield(entry, err) {
+				return
+			}
+		}
+	}
+}
+
+// RemoveCapsule takes a version out of the index, and its module out of the
+// store when no other entry names it. Jobs that wait for it will be refused. It
+// needs an operator's rights. A version that is not there is
+// [ErrUnknownCapsule].
+func (b *Bus) RemoveCapsule(ctx context.Context, name, version string) error {
+	entry, err := b.ResolveCapsule(ctx, name, version)
+	if err != nil {
+		return err
+	}
+	bucket, key := b.ns.CapsuleIndexBucket(), protocol.CapsuleKey(name, version)
+	marker := nats.NewMsg(kvSubject(bucket, key))
+	marker.Header.Set("KV-Operation", "DEL")
+	if _, _, err := b.store(ctx, b.js, kvStream(bucket), marker); err != nil {
+		return fmt.Errorf("removing capsule %s@%s: %w", name, version, err)
+	}
+	if user, err := b.userOf(ctx, entry.Digest, key); user != "" || err != nil {
+		return err
+	}
+	o, err := b.findObject(ctx, b.ns.CapsuleBucket(), entry.Digest.Object())
+	if errors.Is(err, errNotStored) {
+		return nil
+	}
+	if err == nil {
+		err = b.deleteObject(ctx, o)
+	}
+	if err != nil {
+		return fmt.Errorf("removing module %s: %w", entry.Digest, err)
+	}
+	user, err := b.userOf(ctx, entry.Digest, key)
+	if user != "" {
+		return fmt.Errorf("%w: %s was pushed with the same module while it was removed: push it again", ErrCapsuleMissing, user)
+	}
+	return err
+}
+
+// userOf names an entry of the digest other than the key's, or "".
+func (b *Bus) userOf(ctx context.Context, digest protocol.Digest, key string) (string, error) {
+	for entry, err := range b.Capsules(ctx) {
+		switch {
+		case err != nil:
+			return "", err
+		case entry.Digest == digest && protocol.CapsuleKey(entry.Manifest.Name, entry.Manifest.Version) != key:
+			return entry.Manifest.Name + "@" + entry.Manifest.Version, nil
+		}
+	}
+	return "", nil
+}
+
+// FetchCapsule writes a module to w, chunk by chunk with direct gets, and checks
+// its digest. A module that the store lacks, after 2 s of looking, is
+// [ErrCapsuleMissing]. On any error w may have got some of the bytes; after
+// [ErrDigestMismatch] they are not to be used.
+func (b *Bus) FetchCapsule(ctx context.Context, digest protocol.Digest, w io.Writer) error {
+	if err := digest.Validate(); err != nil {
+		return err
+	}
+	o, err := patiently(ctx, staleWait, func() (object, error) {
+		return b.findObject(ctx, b.ns.CapsuleBucket(), digest.Object())
+	})
+	if err == nil {
+		err = b.copyObject(ctx, o, digest, w)
+	}
+	if errors.Is(err, errNotStored) {
+		return fmt.Errorf("%w: %s is not in the store: push the capsule again", ErrCapsuleMissing, digest)
+	}
+	return err
+}

@@ -1,0 +1,196 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Direct gets are answered by any replica of a stream. They need no consumer and
+// no right to make one, and may be about 100 ms old at three replicas.
+//
+// Source: NATS ADR-31.
+
+const (
+	// A page is at most this much, so that it fits a subscription and a lost one
+	// costs little.
+	pageMessages = 512
+	pageBytes    = 1 << 20
+	pageTries    = 3
+
+	// staleWait is how long a read that finds nothing may be repeated where the
+	// answer must be there, every staleEvery.
+	staleWait  = 2 * time.Second
+	staleEvery = 20 * time.Millisecond
+)
+
+// errNotStored is internal: the stream holds no message of that subject.
+var errNotStored = errors.New("not stored")
+
+// stored is a message of a stream.
+type stored struct {
+	subject string
+	seq     uint64
+	at      time.Time
+	header  nats.Header
+	data    []byte
+}
+
+// deleted reports whether it is the marker of a key that was removed.
+func (m stored) deleted() bool {
+	op := m.header.Get("KV-Operation")
+	return op == "DEL" || op == "PURGE" || m.header.Get("Nats-Marker-Reason") != ""
+}
+
+// last reads the last message of a subject; none is [errNotStored].
+func (b *Bus) last(ctx context.Context, nc *nats.Conn, stream, subject string) (stored, error) {
+	answer, err := b.request(ctx, nc, &nats.Msg{Subject: "$JS.API.DIRECT.GET." + stream + "." + subject})
+	if errors.Is(err, errNoResponders) {
+		return stored{}, b.absent(ctx, stream)
+	}
+	if err != nil {
+		return stored{}, err
+	}
+	switch status := answer.Header.Get("Status"); status {
+	case "":
+		return readStored(answer)
+	case "404":
+		return stored{}, fmt.Errorf("%w: %s", errNotStored, subject)
+	default:
+		return stored{}, fmt.Errorf("%w: direct get of %s: %s %s", ErrRefused, subject, status, answer.Header.Get("Description"))
+	}
+}
+
+func readStored(m *nats.Msg) (stored, error) {
+	s := stored{subject: m.Header.Get(jetstream.SubjectHeader), header: m.Header, data: m.Data}
+	var err error
+	if s.seq, err = strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64); err != nil {
+		return stored{}, fmt.Errorf("%w: a direct get without a sequence", ErrRefused)
+	}
+	s.at, _ = time.Parse(time.RFC3339Nano, m.Header.Get(jetstream.TimeStampHeaer)) // zero when it is none
+	return s, nil
+}
+
+// scan reads all messages of a stream that match filter, from sequence from, in
+// order, page by page: it holds at most a page. After an error it ends.
+func (b *Bus) scan(ctx context.Context, nc *nats.Conn, stream, filter string, from uint64) iter.Seq2[stored, error] {
+	return func(yield func(stored, error) bool) {
+		pages, err := b.newPages(nc, stream, filter)
+		if err != nil {
+			yield(stored{}, b.failure(ctx, "", err))
+			return
+		}
+		defer pages.close()
+		for more := true; more; {
+			var page []stored
+			if page, more, err = pages.next(ctx, max(from, 1)); err != nil {
+				yield(stored{}, err)
+				return
+			}
+			for _, m := range page {
+				if !yield(m, nil) {
+					return
+				}
+				from = m.seq + 1
+			}
+		}
+	}
+}
+
+// pages reads a stream in batches. It is one goroutine's.
+type pages struct {
+	bus            *Bus
+	nc             *nats.Conn
+	stream, filter string
+	inbox          string
+	sub            *nats.Subscription
+	asked          int
+}
+
+func (b *Bus) newPages(nc *nats.Conn, stream, filter string) (*pages, error) {
+	inbox := nc.NewInbox()
+	sub, err := nc.SubscribeSync(inbox + ".*")
+	if err != nil {
+		return nil, err
+	}
+	return &pages{bus: b, nc: nc, stream: stream, filter: filter, inbox: inbox, sub: sub}, nil
+}
+
+func (p *pages) close() { _ = p.sub.Unsubscribe() } // fails only when the connection is gone
+
+// next reads a page from a sequence on and reports whether there may be more. A
+// page that does not come whole is asked for again under another subject, so
+// that two never mix.
+func (p *pages) next(ctx context.Context, from uint64) (page []stored, more bool, err error) {
+	for range pageTries {
+		page, more, err = p.ask(ctx, from)
+		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+			return page, more, err
+		}
+	}
+	return nil, false, err
+}
+
+func (p *pages) ask(ctx context.Context, from uint64) ([]stored, bool, error) {
+	body, err := json.Marshal(struct {
+		Seq      uint64 `json:"seq"`
+		NextFor  string `json:"next_by_subj"`
+		Batch    int    `json:"batch"`
+		MaxBytes int    `json:"max_bytes"`
+	}{from, p.filter, pageMessages, pageBytes})
+	if err != nil {
+		return nil, false, fmt.Errorf("%w: %w", ErrRefused, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	subject := "$JS.API.DIRECT.GET." + p.stream
+	guarded, done := p.bus.guard(ctx, subject)
+	defer done()
+	p.asked++
+	reply := p.inbox + "." + strconv.Itoa(p.asked)
+	if err := p.nc.PublishRequest(subject, reply, body); err != nil {
+		return nil, false, p.bus.failure(guarded, subject, err)
+	}
+	var page []stored
+	for {
+		m, err := p.sub.NextMsgWithContext(guarded)
+		if err != nil {
+			if err = p.bus.failure(guarded, subject, err); errors.Is(err, errNoResponders) {
+				err = p.bus.absent(ctx, p.stream)
+			}
+			return nil, false, err
+		}
+		if m.Subject != reply {
+			continue // of a page that was given up
+		}
+		switch m.Header.Get("Status") {
+		case "":
+			one, err := readStored(m)
+			if err != nil {
+				return nil, false, err
+			}
+			page = append(page, one)
+		case "204": // the end of the batch
+			return page, len(page) > 0 && m.Header.Get("Nats-Num-Pending") != "0", nil
+		case "404":
+			return page, false, nil
+		case "503":
+			return nil, false, p.bus.absent(ctx, p.stream)
+		default:
+			return nil, false, fmt.Errorf("%w: reading %s: %s", ErrRefused, p.stream, m.Header.Get("Description"))
+		}
+	}
+}
+
+// kvStream and kvSubject are where a key of a bucket is stored; objStream that
+// of an object store. They are conventions of NATS, ADR-8 and ADR-20.
+func kvStream(bucket string) string       { return "KV_" + bucket }
+func kvSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
+func objStream(bucket string) string      { return "OBJ_" + bucket }

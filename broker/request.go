@@ -1,0 +1,64 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// request sends m and waits for one answer, at most 5 s. A refusal by the
+// server's permissions ends it at once. The error is translated; nobody
+// listening is [errNoResponders].
+func (b *Bus) request(ctx context.Context, nc *nats.Conn, m *nats.Msg) (*nats.Msg, error) {
+	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	guarded, done := b.guard(bounded, m.Subject)
+	defer done()
+	answer, err := nc.RequestMsgWithContext(guarded, m)
+	if err != nil {
+		return nil, b.failure(guarded, m.Subject, err)
+	}
+	return answer, nil
+}
+
+// store publishes m into the stream and waits for its ack, at most 5 s; a
+// missing leader is waited out a little. The error is translated, except that
+// the caller can ask [wrongSequence] about refused, the client's own.
+func (b *Bus) store(ctx context.Context, js jetstream.JetStream, stream string, m *nats.Msg) (seq uint64, refused, err error) {
+	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	guarded, done := b.guard(bounded, m.Subject)
+	defer done()
+	ack, err := js.PublishMsg(guarded, m)
+	if err == nil {
+		return ack.Sequence, nil, nil
+	}
+	translated := b.failure(guarded, m.Subject, err)
+	if errors.Is(translated, errNoResponders) {
+		translated = b.absent(ctx, stream)
+	}
+	return 0, err, translated
+}
+
+// absent says why nobody answers for a stream: there is no JetStream, no such
+// stream, or no leader now.
+func (b *Bus) absent(ctx context.Context, stream string) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	subject := "$JS.API.STREAM.INFO." + stream
+	guarded, done := b.guard(ctx, subject)
+	defer done()
+	_, err := b.js.Stream(guarded, stream)
+	switch {
+	case err == nil:
+		return fmt.Errorf("%w: stream %s has no leader now", ErrUnavailable, stream)
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return fmt.Errorf("%w: there is no stream %s: run `starling init`", ErrNotInitialized, stream)
+	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
+		return fmt.Errorf("%w: nobody answers on %s: start the server with -js", ErrNoJetStream, subject)
+	}
+	return b.failure(guarded, subject, err)
+}
