@@ -143,7 +143,7 @@ func (m *modules) make(path string, digest protocol.Digest) (*compiled, error) {
 	}
 	if c.pre, err = m.engine.linker.Pre(c.module); err != nil {
 		c.module.Close()
-		return nil, refusef("module %s cannot be linked: %s: build it for WASI preview 1 (wasm32-wasip1)", path, err)
+		return nil, refusef("module %s cannot be linked: %s: build it for WASI preview 1 (wasm32-wasip1)", path, engineText(err.Error()))
 	}
 	return c, nil
 }
@@ -173,7 +173,8 @@ func (m *modules) compile(c *compiled, path string, log *slog.Logger) error {
 	}
 	begin := time.Now()
 	if c.module, err = wasmtime.NewModule(m.engine.wasm, binary); err != nil {
-		return refusef("module %s cannot be compiled: %s: build it for WASI preview 1 without threads, exceptions, tail calls, GC and 64-bit memory", path, err)
+		return refusef("module %s cannot be compiled: %s: build it for WASI preview 1 without threads, exceptions,"+
+			" tail calls, GC and 64-bit memory", path, engineText(err.Error()))
 	}
 	log.Debug("module compiled", slog.Int64("duration_ms", time.Since(begin).Milliseconds()), slog.Int("bytes", len(binary)))
 	if err := m.artifacts.store(c.module, c.digest, c.needs); err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"starling/protocol"
@@ -195,14 +194,6 @@ func (r *run) ending(o outcome, late bool) Ending {
 	default:
 		return trapEnding(trapText(o.result.Text))
 	}
-}
-
-// trapText is the cause at the end of what the engine says of a trap, which
-// begins with the guest's stack.
-func trapText(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	last := strings.TrimSpace(lines[len(lines)-1])
-	return cut(strings.TrimPrefix(strings.TrimPrefix(last, "0: "), "wasm trap: "), 512)
 }
 
 // Tick implements [wasmtimex.Host].

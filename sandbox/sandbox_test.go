@@ -1,0 +1,105 @@
+package sandbox_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/bytecodealliance/wasmtime-go/v39"
+	"go.uber.org/goleak"
+
+	"starling/protocol"
+	"starling/sandbox"
+	"starling/testenv"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// newEngine is an engine that is closed with the test.
+func newEngine(tb testing.TB) *sandbox.Engine {
+	tb.Helper()
+	return newEngineWith(tb, sandbox.Config{CacheDir: testenv.CompiledCache(tb)})
+}
+
+func newEngineWith(tb testing.TB, cfg sandbox.Config) *sandbox.Engine {
+	tb.Helper()
+	e, err := sandbox.New(cfg)
+	if err != nil {
+		tb.Fatalf("New: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			tb.Errorf("Close: %v", err)
+		}
+	})
+	return e
+}
+
+// wat compiles the text of a module.
+func wat(tb testing.TB, text string) string {
+	tb.Helper()
+	binary, err := wasmtime.Wat2Wasm(text)
+	if err != nil {
+		tb.Fatalf("wat: %v", err)
+	}
+	return file(tb, binary)
+}
+
+func file(tb testing.TB, content []byte) string {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "module.wasm")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}
+
+// spec is a run of a module with the default limits.
+func spec(tb testing.TB, module string) sandbox.Spec {
+	tb.Helper()
+	binary, err := os.ReadFile(module)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return sandbox.Spec{
+		Module: module, Digest: protocol.DigestOf(binary), Args: []string{"capsule"}, Limits: protocol.DefaultLimits(),
+	}
+}
+
+// recorder keeps the events of a run.
+type recorder struct {
+	mu     sync.Mutex
+	events []protocol.Event
+}
+
+func (r *recorder) emit(e protocol.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+}
+
+func (r *recorder) all() []protocol.Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]protocol.Event(nil), r.events...)
+}
+
+// text is the text of all fragments.
+func (r *recorder) text() string {
+	var b strings.Builder
+	for _, e := range r.all() {
+		if e.Kind == protocol.EventTextDelta {
+			b.WriteString(e.Text)
+		}
+	}
+	return b.String()
+}
+
+func run(tb testing.TB, e *sandbox.Engine, s sandbox.Spec) (sandbox.Ending, *recorder) {
+	tb.Helper()
+	r := &recorder{}
+	return e.Run(context.Background(), s, r.emit), r
+}
