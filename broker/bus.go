@@ -59,7 +59,8 @@ type Bus struct {
 	frames   *nats.Conn
 	framesJS jetstream.JetStream
 
-	denials denials // of both connections
+	denials denials   // of both connections
+	acks    ackRouter // of published frames
 }
 
 // Connect connects and makes one round trip before it returns. It blocks until

@@ -1,0 +1,173 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	// answerWait is how long one try of a write, or a read, waits for its answer.
+	// One without an answer is repeated for as long as the caller's context lasts.
+	answerWait = 2 * time.Second
+	// tryAgain is the pause before a try that was refused for now.
+	//
+	// Source: docs/protocol.md, section 6, Writing.
+	tryAgain = 20 * time.Millisecond
+	// leaderless is the pause after nobody answered: an election takes longer
+	// than a write in flight.
+	leaderless = 100 * time.Millisecond
+)
+
+// What a stream says to one message. They stay in the package.
+var (
+	errWrongSequence = errors.New("another message was there first")
+	errOvertaken     = fmt.Errorf("%w, or is in flight", errWrongSequence)
+	errInFlight      = errors.New("the same message is in flight")
+	errStreamFull    = errors.New("the stream is full")
+	errTooLarge      = errors.New("the message is larger than the stream takes")
+)
+
+const (
+	codeStoreFailed      jetstream.ErrorCode = 10077
+	codeTooLarge         jetstream.ErrorCode = 10054
+	codeConsumerNotFound jetstream.ErrorCode = 10014
+
+	statusNoResponders = "503"
+	headerStatus       = "Status"
+	headerKVOperation  = "KV-Operation"
+)
+
+// pubAck is a stream's answer to a publish.
+type pubAck struct {
+	Sequence  uint64              `json:"seq"`
+	Duplicate bool                `json:"duplicate"`
+	Stream    string              `json:"stream"`
+	Error     *jetstream.APIError `json:"error"`
+}
+
+// parsePubAck reads a stream's answer.
+func parsePubAck(m *nats.Msg) (pubAck, error) {
+	if len(m.Data) == 0 && m.Header.Get(headerStatus) == statusNoResponders {
+		return pubAck{}, errNoResponders
+	}
+	var ack pubAck
+	if err := json.Unmarshal(m.Data, &ack); err != nil {
+		return pubAck{}, fmt.Errorf("%w: its answer is not JSON: %v", ErrRefused, err)
+	}
+	if ack.Error != nil {
+		return pubAck{}, storeFailure(ack.Error)
+	}
+	if ack.Stream == "" {
+		return pubAck{}, fmt.Errorf("%w: what answered is no stream", ErrRefused)
+	}
+	return ack, nil
+}
+
+// storeFailure is the class of a refused publish. On one server a sequence that
+// does not match is 10071; on replicated streams it is 10164 while a write to
+// the same subject is in flight.
+//
+// Source: nats-server/server/errors.json, and measured on 2.15.
+func storeFailure(api *jetstream.APIError) error {
+	class := error(nil)
+	switch api.ErrorCode {
+	case codeWrongLastSequence:
+		class = errWrongSequence
+	case codeWrongLastConstant:
+		class = errOvertaken
+	case codeInFlight:
+		class = errInFlight
+	case codeStoreFailed:
+		class = errStreamFull
+	case codeTooLarge:
+		class = errTooLarge
+	default:
+		if api.Code >= 500 { // no resources, or no leader, for now
+			class = ErrUnavailable
+		} else {
+			return apiFailure(api)
+		}
+	}
+	return fmt.Errorf("%w: %s (%d)", class, api.Description, api.ErrorCode)
+}
+
+// ask is request with the shorter wait of one try.
+func (b *Bus) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	try, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	answer, err := b.request(try, b.nc, m)
+	if err != nil && ctx.Err() != nil && !errors.Is(err, ErrDenied) && !errors.Is(err, ErrClosed) {
+		return nil, overdue(ctx, err)
+	}
+	return answer, err
+}
+
+// publish stores one message, once. Beside the errors of request it gives those
+// of [storeFailure].
+func (b *Bus) publish(ctx context.Context, m *nats.Msg) (pubAck, error) {
+	answer, err := b.ask(ctx, m)
+	if err != nil {
+		return pubAck{}, err
+	}
+	return parsePubAck(answer)
+}
+
+// read is the last message on a subject, from any replica: on a replicated
+// stream it may be some 100 ms old. seq 0 means that there is none.
+func (b *Bus) read(ctx context.Context, stream, subject string) (stored, error) {
+	try, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	m, err := b.last(try, b.nc, stream, subject)
+	switch {
+	case errors.Is(err, errNotStored):
+		return stored{}, nil
+	case err != nil && ctx.Err() != nil && !errors.Is(err, ErrDenied) && !errors.Is(err, ErrClosed):
+		return stored{}, overdue(ctx, err)
+	}
+	return m, err
+}
+
+// passes reports whether an error of publish or read may pass by itself.
+func passes(err error) bool {
+	return errors.Is(err, ErrUnavailable) || errors.Is(err, errNoResponders) || errors.Is(err, errInFlight)
+}
+
+// retry waits before the next try after err, which may be nil. Once ctx is done
+// it gives ErrUnavailable with the cause of ctx and the text of err.
+func retry(ctx context.Context, err error) error {
+	d := tryAgain
+	if errors.Is(err, errNoResponders) || errors.Is(err, ErrUnavailable) {
+		d = leaderless
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return overdue(ctx, err)
+	}
+}
+
+// overdue is the end of a caller's context, with what was last heard as text.
+func overdue(ctx context.Context, last error) error {
+	if last == nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, context.Cause(ctx))
+	}
+	return fmt.Errorf("%w: %w (last: %v)", ErrUnavailable, context.Cause(ctx), last)
+}
+
+// expecting is a message with the condition that the last one on its subject
+// has this sequence; 0 is none.
+func expecting(subject string, sequence uint64, body []byte) *nats.Msg {
+	return &nats.Msg{Subject: subject, Data: body, Header: nats.Header{
+		jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(sequence, 10)},
+	}}
+}

@@ -1,0 +1,237 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"starling/protocol"
+)
+
+// recordWait is how long a record that must be there may be missing from reads
+// before it counts as expired or withdrawn.
+//
+// Source: docs/protocol.md, section 6, Claim.
+const recordWait = 2 * time.Second
+
+// Entry is a delegation's record and the revision it stands under in the
+// ledger. A write names the revision it was read at.
+type Entry struct {
+	Record   protocol.Record
+	Revision uint64
+}
+
+// LostError says that another wrote the record first. Current is what stands
+// there now; its Record is the zero value when the record was withdrawn. It is
+// an [ErrLost].
+type LostError struct{ Current Entry }
+
+func (e *LostError) Error() string {
+	if e.Current.Record.DelegationID == "" {
+		return fmt.Sprintf("%v: it was withdrawn at revision %d", ErrLost, e.Current.Revision)
+	}
+	return fmt.Sprintf("%v: %s is %s at revision %d, by worker %q", ErrLost,
+		e.Current.Record.DelegationID, e.Current.Record.Status, e.Current.Revision, e.Current.Record.WorkerID)
+}
+
+// Is makes the error an [ErrLost].
+func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// ReadRecord reads a delegation's record at revision atLeast or newer: an older
+// one, or none, is a read that a replica answered late, and is read again for up
+// to 2 s. With atLeast 0 it is one read, up to some 100 ms old on a replicated
+// ledger. Blocks until the bus answers or ctx is done. Errors: [ErrNoRecord],
+// [protocol.ErrRecord], [protocol.ErrName], [ErrDenied], [ErrClosed],
+// [ErrUnavailable].
+func (b *Bus) ReadRecord(
+	ctx context.Context, session protocol.SessionID, delegation protocol.DelegationID, atLeast uint64,
+) (Entry, error) {
+	err := errors.Join(
+		protocol.ValidateName("session_id", string(session)),
+		protocol.ValidateDelegationID("delegation_id", delegation),
+	)
+	if err != nil {
+		return Entry{}, err
+	}
+	e, err := b.readRecord(ctx, protocol.LedgerKey(session, delegation), atLeast)
+	if err != nil {
+		return Entry{}, fmt.Errorf("read delegation %s: %w", delegation, err)
+	}
+	if e.Record.DelegationID == "" {
+		return Entry{}, fmt.Errorf("%w: %s of session %s: it was never dispatched, was withdrawn, or is older than the ledger keeps",
+			ErrNoRecord, delegation, session)
+	}
+	return e, nil
+}
+
+// readRecord is ReadRecord with a zero Record for a withdrawn one (Revision is
+// the marker's) and for none (Revision 0).
+func (b *Bus) readRecord(ctx context.Context, key string, atLeast uint64) (Entry, error) {
+	deadline := time.Now().Add(recordWait)
+	for {
+		e, err := b.readOnce(ctx, key)
+		switch {
+		case err != nil && !passes(err):
+			return Entry{}, err
+		case err != nil:
+			deadline = time.Now().Add(recordWait) // the bus was away: that says nothing about the record
+		case atLeast == 0, e.Revision >= atLeast && e.Record.DelegationID != "":
+			return e, nil
+		case time.Now().After(deadline):
+			return Entry{Revision: e.Revision}, nil
+		}
+		if err := retry(ctx, err); err != nil {
+			return Entry{}, err
+		}
+	}
+}
+
+func (b *Bus) readOnce(ctx context.Context, key string) (Entry, error) {
+	bucket := b.ns.LedgerBucket()
+	m, err := b.read(ctx, kvStream(bucket), kvSubject(bucket, key))
+	if err != nil || m.seq == 0 || m.deleted() {
+		return Entry{Revision: m.seq}, err
+	}
+	rec, err := protocol.ParseRecord(m.data)
+	if err != nil {
+		return Entry{}, fmt.Errorf("%w (revision %d)", err, m.seq)
+	}
+	if rec.Key() != key {
+		return Entry{}, fmt.Errorf("%w: under key %s stands the record of %s", protocol.ErrRecord, key, rec.Key())
+	}
+	return Entry{Record: rec, Revision: m.seq}, nil
+}
+
+// WriteRecord writes a record over the one at revision at, and gives it with its
+// new revision. It settles lost answers, refused repeats and late reads as the
+// protocol says, so that a write is either this caller's or another's; it blocks
+// until that is known or ctx is done ([ErrUnavailable], the write may have
+// landed: call it again with the same arguments). Errors: [LostError],
+// [ErrNoRecord] (expired), [protocol.ErrRecord] (too large for the ledger),
+// [ErrDenied], [ErrClosed].
+//
+// Source: docs/protocol.md, section 6, Writing.
+func (b *Bus) WriteRecord(ctx context.Context, rec protocol.Record, at uint64) (Entry, error) {
+	e, err := b.writeRecord(ctx, rec, at)
+	if err != nil {
+		return Entry{}, fmt.Errorf("write delegation %s: %w", rec.DelegationID, err)
+	}
+	return e, nil
+}
+
+func (b *Bus) writeRecord(ctx context.Context, rec protocol.Record, at uint64) (Entry, error) {
+	body, err := rec.Encode()
+	if err != nil {
+		return Entry{}, err
+	}
+	missingSince := time.Time{}
+	for {
+		ack, err := b.publish(ctx, expecting(kvSubject(b.ns.LedgerBucket(), rec.Key()), at, body))
+		if err == nil {
+			return Entry{Record: rec, Revision: ack.Sequence}, nil
+		}
+		if err = undecided(err); err != nil {
+			return Entry{}, err
+		}
+		current, err := b.readOnce(ctx, rec.Key())
+		switch {
+		case err != nil && !passes(err):
+			return Entry{}, err
+		case err != nil: // nothing learnt
+		case current.Revision > at:
+			return ownWrite(current, body)
+		case current.Revision == 0 && at > 0:
+			if missingSince.IsZero() {
+				missingSince = time.Now()
+			}
+			if time.Since(missingSince) > recordWait {
+				return Entry{}, fmt.Errorf("%w: it expired", ErrNoRecord)
+			}
+		}
+		if err := retry(ctx, err); err != nil {
+			return Entry{}, err
+		}
+	}
+}
+
+// undecided is nil for an answer to a write that leaves open what the ledger
+// holds, so that it must be read.
+func undecided(err error) error {
+	switch {
+	case errors.Is(err, errWrongSequence), passes(err), errors.Is(err, errStreamFull):
+		return nil
+	case errors.Is(err, errTooLarge):
+		return fmt.Errorf("%w: %w", protocol.ErrRecord, err)
+	}
+	return err
+}
+
+// ownWrite tells a write that landed from another's. body is what was written:
+// reading it back gives exactly what a reader of the ledger would see.
+func ownWrite(current Entry, body []byte) (Entry, error) {
+	written, err := protocol.ParseRecord(body)
+	if err != nil {
+		return Entry{}, err
+	}
+	if current.Record.DelegationID == "" || !current.Record.Holds(written) {
+		return Entry{}, &LostError{Current: current}
+	}
+	return current, nil
+}
+
+// CreateRecord writes the first record of a delegation. Where one exists it
+// gives a [LostError] with it, unless that holds what was to be written: then it
+// is taken for this caller's, since nothing tells the two apart. Blocks and
+// fails as [Bus.WriteRecord] does.
+func (b *Bus) CreateRecord(ctx context.Context, rec protocol.Record) (Entry, error) {
+	var at uint64
+	for {
+		e, err := b.writeRecord(ctx, rec, at)
+		var lost *LostError
+		switch {
+		case err == nil:
+			return e, nil
+		case errors.As(err, &lost) && lost.Current.Record.DelegationID == "":
+			at = lost.Current.Revision // over the marker of a withdrawn one
+		case errors.Is(err, ErrNoRecord):
+			at = 0 // the marker expired
+		default:
+			return Entry{}, fmt.Errorf("create delegation %s: %w", rec.DelegationID, err)
+		}
+	}
+}
+
+// deleteRecord withdraws a record under its revision. A record that changed
+// since is a [LostError]; one that is gone is no error.
+func (b *Bus) deleteRecord(ctx context.Context, e Entry) error {
+	m := expecting(kvSubject(b.ns.LedgerBucket(), e.Record.Key()), e.Revision, nil)
+	m.Header.Set(headerKVOperation, "DEL")
+	missing := false
+	for {
+		_, err := b.publish(ctx, m)
+		if err == nil {
+			return nil
+		}
+		if err = undecided(err); err != nil {
+			return err
+		}
+		current, err := b.readOnce(ctx, e.Record.Key())
+		switch {
+		case err != nil && !passes(err):
+			return err
+		case err != nil:
+		case current.Revision > e.Revision && current.Record.DelegationID == "":
+			return nil
+		case current.Revision > e.Revision:
+			return &LostError{Current: current}
+		case current.Revision == 0 && missing:
+			return nil
+		case current.Revision == 0:
+			missing = true
+		}
+		if err := retry(ctx, err); err != nil {
+			return err
+		}
+	}
+}
