@@ -1,0 +1,9 @@
+// Package testenv starts what tests of Starling run against: real NATS servers
+// with JetStream ([NATS], [Cluster]), a faulty network between a client and one
+// of them ([Proxy]), users with the narrow rights of docs/security.md
+// ([WorkerUser] and its like), real capsules, and a way to wait without sleeping
+// ([Eventually]). Only tests import it.
+//
+// Everything takes a testing.TB, fails that test when it cannot start, and is
+// stopped and waited for by its cleanup.
+package testenv
