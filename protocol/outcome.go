@@ -114,6 +114,12 @@ func (o Outcome) Text() string {
 	return strings.Join(lines, "\n")
 }
 
+// ParentEnded reports whether the parent ended the delegation itself, so that
+// it is not told.
+func (o Outcome) ParentEnded() bool {
+	return o.Status == StatusTerminated && o.Detail == ParentEndedDetail
+}
+
 func (o Outcome) equal(other Outcome) bool { return reflect.DeepEqual(o, other) }
 
 // Bound cuts a text over [MaxDetailBytes] at the last character boundary at or

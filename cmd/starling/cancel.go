@@ -1,0 +1,44 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"starling/broker"
+)
+
+func (a *app) cancelCommand() *cobra.Command {
+	var buses busSettings
+	var asJSON, keep bool
+	cmd := &cobra.Command{
+		Use:   "cancel DELEGATION",
+		Short: "End a delegation: the capsule is asked to stop, and killed after the grace",
+		Args:  exactArgs(1, delegationArg),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
+				ctx := cmd.Context()
+				entry, err := findRecord(ctx, bus, args[0])
+				if err != nil {
+					return err
+				}
+				rec := entry.Record
+				done, err := bus.Cancel(ctx, rec.Spawner.SessionID, rec.DelegationID, broker.CancelOptions{RemoveJob: !keep})
+				if errors.Is(err, broker.ErrFinal) {
+					return fmt.Errorf("%w: it is %s, and nothing was changed", err, done.Record.Status)
+				}
+				if err != nil {
+					return err
+				}
+				if done.GuestMayRun {
+					fmt.Fprintln(a.err, "starling: its worker did not answer: the capsule may still run until the worker notices")
+				}
+				return a.printRecord(done.Record, asJSON)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the record as JSON")
+	cmd.Flags().BoolVar(&keep, "keep-job", false, "leave a queued job to the worker that takes it; needs no operator's rights")
+	return bindAll(cmd, &buses)
+}

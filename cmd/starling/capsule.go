@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+func (a *app) capsuleCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "capsule", Short: "Push, list, inspect and remove capsules"}
+	cmd.AddCommand(a.capsulePush(), a.capsuleList(), a.capsuleInspect(), a.capsuleRemove())
+	return cmd
+}
+
+func (a *app) capsulePush() *cobra.Command {
+	var buses busSettings
+	var as bare
+	cmd := &cobra.Command{
+		Use:   "push FILE.wasm|DIR",
+		Short: "Store a capsule under its name and version",
+		Long: `Store a capsule. A version is pushed once: another content needs another version.
+FILE.wasm and DIR are as for starling run.`,
+		Args: exactArgs(1, "the capsule: FILE.wasm or DIR"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			capsule, err := readSource(cmd.Context(), args[0], as)
+			if err != nil {
+				return err
+			}
+			for _, warning := range capsule.warnings {
+				fmt.Fprintf(a.err, "starling: warning: %s: %s\n", protocol.ManifestFile, warning)
+			}
+			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
+				entry, err := bus.PushCapsule(cmd.Context(), capsule.manifest, capsule.module)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(a.out, "%s@%s %s\n", entry.Manifest.Name, entry.Manifest.Version, entry.Digest)
+				return nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&as.name, "name", "", "name of a capsule without a manifest; empty: its file's")
+	cmd.Flags().StringVar(&as.version, "capsule-version", "", "version of a capsule without a manifest; empty: 0.0.0")
+	return bindAll(cmd, &buses)
+}
+
+func (a *app) capsuleList() *cobra.Command {
+	var buses busSettings
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "ls", Short: "List the capsules of the store", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error { return a.listCapsules(cmd.Context(), bus, asJSON) })
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "one capsule a line")
+	return bindAll(cmd, &buses)
+}
+
+func (a *app) listCapsules(ctx context.Context, bus *broker.Bus, asJSON bool) error {
+	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	if !asJSON {
+		fmt.Fprintln(table, "CAPSULE\tDIGEST\tBYTES\tOUTPUT\tAGE\tDESCRIPTION")
+	}
+	for entry, err := range bus.Capsules(ctx) {
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			if err := a.printJSON(entry); err != nil {
+				return err
+			}
+			continue
+		}
+		m := entry.Manifest
+		fmt.Fprintf(table, "%s@%s\t%s\t%d\t%s\t%s\t%s\n", m.Name, m.Version, entry.Digest[:19], entry.Size, m.Output,
+			age(entry.PushedAt), printable(m.Description))
+	}
+	return table.Flush()
+}
+
+func (a *app) capsuleInspect() *cobra.Command {
+	var buses busSettings
+	cmd := &cobra.Command{
+		Use: "inspect NAME@VERSION", Short: "Print a capsule's digest and manifest as JSON",
+		Args: exactArgs(1, "a capsule: NAME@VERSION"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ref, err := protocol.ParseCapsuleRef(args[0])
+			if err != nil {
+				return err
+			}
+			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
+				entry, err := bus.ResolveCapsule(cmd.Context(), ref.Name, ref.Version)
+				if err != nil {
+					return err
+				}
+				return a.printJSON(entry)
+			})
+		},
+	}
+	return bindAll(cmd, &buses)
+}
+
+func (a *app) capsuleRemove() *cobra.Command {
+	var buses busSettings
+	cmd := &cobra.Command{
+		Use: "rm NAME@VERSION", Short: "Remove a capsule from the store",
+		Long: `Remove a capsule from the index, and its module when no other capsule is the same
+bytes. Workers that have it keep their copy; queued jobs that pinned it are
+refused by workers that do not.`,
+		Args: exactArgs(1, "a capsule: NAME@VERSION"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ref, err := protocol.ParseCapsuleRef(args[0])
+			if err != nil {
+				return err
+			}
+			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
+				return bus.RemoveCapsule(cmd.Context(), ref.Name, ref.Version)
+			})
+		},
+	}
+	return bindAll(cmd, &buses)
+}

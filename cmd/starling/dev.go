@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+type devFlags struct {
+	store, door string
+	port        int
+
+	pool       poolSettings
+	worker     workerSettings
+	completion completionSettings
+}
+
+func (a *app) devCommand() *cobra.Command {
+	f := &devFlags{}
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Run a server, a worker and a door on this host, for trying things",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := untilSignal(cmd.Context())
+			defer cancel()
+			return a.dev(ctx, f)
+		},
+	}
+	cmd.Flags().StringVar(&f.store, "store", "", "directory of the server's data; empty: starling/dev in the user's cache directory")
+	cmd.Flags().IntVar(&f.port, "port", 4222, "port of the server on 127.0.0.1; -1: any free")
+	cmd.Flags().StringVar(&f.door, "door-listen", "127.0.0.1:7777", "address of the door")
+	return bindAll(cmd, &f.pool, &f.worker, &f.completion)
+}
+
+func (a *app) dev(ctx context.Context, f *devFlags) (err error) {
+	log := a.logger()
+	if f.store == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return &usageError{fmt.Errorf("no cache directory: say --store: %w", err)}
+		}
+		f.store = filepath.Join(cache, "starling", "dev")
+	}
+	cfg := fleetConfig{
+		server: broker.ServerConfig{StoreDir: f.store, Host: "127.0.0.1", Port: f.port},
+		bus:    broker.Config{Name: "starling dev", Logger: log}, init: defaultPools(f.pool.Pool),
+	}
+	if cfg.worker, err = f.worker.config(f.pool.Pool); err != nil {
+		return err
+	}
+	if cfg.completion, err = f.completion.config(log); err != nil {
+		return err
+	}
+	session := protocol.NewSessionID()
+	door, url, closeDoor, err := openDoor(f.door, session)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeDoor()) }()
+	fleet, err := startFleet(context.WithoutCancel(ctx), cfg, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, fleet.stop()) }()
+	fmt.Fprintf(a.err, `starling dev is ready: server %s, pool %s, door %s of session %s
+
+  starling capsule push sandbox/guest/examples/hello --url %[1]s
+  starling dispatch hello@0.1.0 --url %[1]s --task 'greet the fleet' --follow
+  starling dispatch hello@0.1.0 --url %[1]s --task 'greet the fleet' --session %[4]s --door %[3]s
+
+Ctrl-C ends it.
+`, fleet.server.ClientURL(), f.pool.Pool, url, session)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case got := <-door.Received():
+			fmt.Fprintf(a.out, "the door was told:\n%s\n\n", printable(got.Text))
+		}
+	}
+}

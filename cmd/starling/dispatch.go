@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+type dispatchFlags struct {
+	taskFlags
+	bus  busSettings
+	pool poolSettings
+
+	session, context, delegation string
+	origin, door, trust          string
+	maxAttempts                  int
+	deadline                     time.Duration
+	follow, wait, json, unserved bool
+}
+
+func (a *app) dispatchCommand() *cobra.Command {
+	f := &dispatchFlags{}
+	cmd := &cobra.Command{
+		Use:   "dispatch NAME@VERSION",
+		Short: "Delegate a task to a capsule",
+		Long: `Delegate a task to a capsule of the store. Prints the delegation's ledger key,
+SESSION.DELEGATION, which watch, result and cancel take. Dispatching one
+delegation id twice is one delegation.`,
+		Example: "  starling dispatch summarizer@1.2.0 --task 'the text' --follow\n" +
+			"  starling dispatch summarizer@1.2.0 --door http://10.0.0.7:7777 < text",
+		Args: exactArgs(1, "the capsule: NAME@VERSION"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withBus(cmd.Context(), f.bus, func(bus *broker.Bus) error {
+				return a.dispatch(cmd.Context(), bus, f, args[0])
+			})
+		},
+	}
+	f.bind(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&f.session, "session", "", "the parent's session id; empty: a new one")
+	flags.StringVar(&f.context, "context-id", "", "the task's context id; empty: a new one")
+	flags.StringVar(&f.delegation, "delegation", "", "the delegation id; empty: a new one")
+	flags.StringVar(&f.origin, "origin", "user", "user, peer, schedule, event, completion or system; decides the lane")
+	flags.StringVar(&f.door, "door", "", "URL of the parent's door, told when the task ends")
+	flags.StringVar(&f.trust, "trust", "trusted", "trust class of the parent: trusted or untrusted")
+	flags.IntVar(&f.maxAttempts, "max-attempts", protocol.DefaultMaxAttempts, "attempts before a lost task is given up")
+	flags.DurationVar(&f.deadline, "deadline", 0, "how long from now until the delegation is ended; 0: no deadline")
+	flags.BoolVar(&f.follow, "follow", false, "show the task to its end; the exit status tells how it ended")
+	flags.BoolVar(&f.wait, "wait", false, "wait for the outcome; the exit status tells it")
+	flags.BoolVar(&f.json, "json", false, "print JSON")
+	flags.BoolVar(&f.unserved, "allow-unserved", false, "queue the job even when no worker takes from the pool now")
+	return bindAll(cmd, &f.bus, &f.pool)
+}
+
+// job builds the delegation that the flags describe.
+func (a *app) job(f *dispatchFlags, capsule string) (protocol.Job, error) {
+	ref, err := protocol.ParseCapsuleRef(capsule)
+	if err != nil {
+		return protocol.Job{}, err
+	}
+	text, err := a.text(f.taskFlags)
+	if err != nil {
+		return protocol.Job{}, err
+	}
+	env, err := f.environment()
+	if err != nil {
+		return protocol.Job{}, err
+	}
+	job := newJob(protocol.CapsuleEntry{Manifest: protocol.Manifest{Name: ref.Name, Version: ref.Version}}, text, env, nil)
+	job.Origin, job.Pool, job.MaxAttempts = protocol.Origin(f.origin), f.pool.Pool, f.maxAttempts
+	if f.context != "" {
+		job.Message.ContextID = f.context
+	}
+	if f.delegation != "" {
+		job.DelegationID = protocol.DelegationID(f.delegation)
+	}
+	if f.session != "" {
+		job.Spawner.SessionID = protocol.SessionID(f.session)
+	}
+	job.Spawner.ContextID, job.Spawner.DelegationID = job.ContextID(), job.DelegationID
+	if f.door != "" {
+		job.Spawner.URL, job.Spawner.Trust = f.door, protocol.Trust(f.trust)
+	}
+	if f.deadline > 0 {
+		job.Deadline = protocol.NewTime(time.Now().Add(f.deadline))
+	}
+	return job, job.Validate()
+}
+
+func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, capsule string) error {
+	job, err := a.job(f, capsule)
+	if err != nil {
+		return err
+	}
+	done, err := bus.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: f.unserved})
+	if errors.Is(err, broker.ErrUnclear) {
+		return fmt.Errorf("%w (--session %s --delegation %s)", err, job.Spawner.SessionID, job.DelegationID)
+	}
+	if err != nil {
+		return err
+	}
+	job.TaskID = done.Record.TaskID // an earlier dispatch's, where there was one
+	switch {
+	case f.follow:
+		fmt.Fprintln(a.err, "delegated "+done.Record.Key())
+		watch, err := bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
+		if err != nil {
+			return err
+		}
+		defer watch.Close()
+		if _, err := follow(ctx, watch, newShower(a.out, a.err, f.json)); err != nil {
+			return err
+		}
+		return a.conclude(ctx, bus, job, f.json)
+	case f.wait:
+		rec, err := settledRecord(ctx, bus, job)
+		if err != nil {
+			return err
+		}
+		return errors.Join(a.printRecord(rec, f.json), outcomeError(rec.Status))
+	case f.json:
+		return a.printJSON(done.Record)
+	}
+	fmt.Fprintln(a.out, done.Record.Key())
+	return nil
+}
+
+// printRecord prints a record, as JSON or as its last line.
+func (a *app) printRecord(rec protocol.Record, asJSON bool) error {
+	if asJSON {
+		return a.printJSON(rec)
+	}
+	fmt.Fprintln(a.out, endingLine(rec))
+	return nil
+}

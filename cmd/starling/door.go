@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"starling/completion"
+	"starling/protocol"
+)
+
+func (a *app) doorCommand() *cobra.Command {
+	var listen, session string
+	cmd := &cobra.Command{
+		Use:   "door",
+		Short: "Open a parent's door and print what it is told, one JSON object a line",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := untilSignal(cmd.Context())
+			defer cancel()
+			return a.door(ctx, listen, protocol.SessionID(session))
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:7777", "address to listen on")
+	cmd.Flags().StringVar(&session, "session", "", "session id of the parent; empty: a new one, printed")
+	return cmd
+}
+
+func (a *app) door(ctx context.Context, listen string, session protocol.SessionID) error {
+	if session == "" {
+		session = protocol.NewSessionID()
+	}
+	door, url, closeDoor, err := openDoor(listen, session)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(a.err, "door of session %s at %s\n", session, url)
+	go func() {
+		<-ctx.Done()
+		door.Close() // ends the loop below
+	}()
+	for got := range door.Received() {
+		err = errors.Join(err, a.printJSON(map[string]any{
+			"origin": got.Class.Origin, "trust": got.Class.Trust, "delegation_id": got.DelegationID,
+			"message_id": got.MessageID, "context_id": got.ContextID, "text": got.Text,
+		}))
+	}
+	return errors.Join(err, closeDoor())
+}
+
+// openDoor serves a door until the returned function closes it.
+func openDoor(listen string, session protocol.SessionID) (door *completion.Door, url string, closeDoor func() error, err error) {
+	if door, err = completion.NewDoor(completion.DoorConfig{SessionID: session}); err != nil {
+		return nil, "", nil, &usageError{err}
+	}
+	listener, err := net.Listen("tcp", listen)
+	if err != nil {
+		return nil, "", nil, fmt.Errorf("door: %w; another --listen address may be free", err)
+	}
+	server := &http.Server{Handler: door, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	return door, "http://" + listener.Addr().String(), func() error {
+		door.Close()
+		err := server.Close()
+		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
+			err = errors.Join(err, end)
+		}
+		return err
+	}, nil
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+// Exit statuses, documented in docs/configuration.md.
+const (
+	exitOK         = 0
+	exitFailure    = 1
+	exitUsage      = 2
+	exitTaskFailed = 3 // the capsule ran and failed
+	exitCrashed    = 4 // it crashed, was refused, or its worker was lost
+	exitTerminated = 5 // it was canceled, or its deadline passed
+	exitNotFound   = 6
+	exitRefused    = 7 // queue full, pool not served or not declared
+	exitNoBus      = 8
+	exitDenied     = 9
+)
+
+// usageError is wrong usage or configuration.
+type usageError struct{ error }
+
+func (e *usageError) Unwrap() error { return e.error }
+
+// silentError ends a command with a status after everything was said.
+type silentError struct{ status int }
+
+func (e *silentError) Error() string { return fmt.Sprintf("exit status %d", e.status) }
+
+// outcomeError is a silentError for a delegation that did not end well.
+func outcomeError(status protocol.Status) error {
+	switch status {
+	case protocol.StatusOK:
+		return nil
+	case protocol.StatusError:
+		return &silentError{exitTaskFailed}
+	case protocol.StatusTerminated:
+		return &silentError{exitTerminated}
+	default:
+		return &silentError{exitCrashed}
+	}
+}
+
+// classes maps error classes to exit statuses and to what to do about them.
+var classes = []struct {
+	class  error
+	status int
+	advice string
+}{
+	{broker.ErrNoServer, exitNoBus, "is it running? --url (STARLING_URL) says where"},
+	{broker.ErrNoJetStream, exitNoBus, "start the server with -js"},
+	{broker.ErrOldServer, exitNoBus, ""},
+	{broker.ErrUnavailable, exitNoBus, "try again"},
+	{broker.ErrUnclear, exitNoBus, ""},
+	{broker.ErrAuth, exitDenied, "see --creds, --nkey, --user or --context"},
+	{broker.ErrDenied, exitDenied, "ask the operator for the right"},
+	{broker.ErrNotInitialized, exitNotFound, "run `starling init` once, with an operator's rights"},
+	{broker.ErrUnknownCapsule, exitNotFound, "see `starling capsule ls`, or push it with `starling capsule push`"},
+	{broker.ErrCapsuleMissing, exitNotFound, "push it again with `starling capsule push`"},
+	{broker.ErrNoRecord, exitNotFound, "see `starling ps`"},
+	{broker.ErrUnknownWorker, exitNotFound, "see `starling workers`"},
+	{broker.ErrResultMissing, exitNotFound, ""},
+	{broker.ErrQueueFull, exitRefused, "try again later, or add workers"},
+	{broker.ErrPoolUnserved, exitRefused, "start a worker with `starling worker --pool`, or queue it anyway with --allow-unserved"},
+	{broker.ErrPoolUndeclared, exitRefused, "declare it with `starling init --pools`"},
+	{broker.ErrFinal, exitFailure, ""},
+	{broker.ErrConfig, exitUsage, ""},
+	{protocol.ErrSpawner, exitUsage, ""},
+	{protocol.ErrManifest, exitUsage, ""},
+	{protocol.ErrName, exitUsage, ""},
+	{protocol.ErrJob, exitUsage, ""},
+	{protocol.ErrJobTooLarge, exitUsage, ""},
+}
+
+// exitStatus maps an error to the program's exit status.
+func exitStatus(err error) int {
+	var silent *silentError
+	var usage *usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &silent):
+		return silent.status
+	case errors.As(err, &usage):
+		return exitUsage
+	case errors.Is(err, context.Canceled):
+		return 130
+	}
+	for _, c := range classes {
+		if errors.Is(err, c.class) {
+			return c.status
+		}
+	}
+	return exitFailure
+}
+
+// explain is the error for a person: what happened, to what, and what to do.
+func explain(err error) string {
+	for _, c := range classes {
+		if errors.Is(err, c.class) && c.advice != "" {
+			return err.Error() + "; " + c.advice
+		}
+	}
+	return err.Error()
+}

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+)
+
+// streams are where a command reads and writes. Data goes to out, everything
+// else to err.
+type streams struct {
+	in  io.Reader
+	out io.Writer
+	err io.Writer
+}
+
+// terminal reports whether w is one.
+func terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && isatty.IsTerminal(f.Fd())
+}
+
+// app is what every command has.
+type app struct {
+	streams
+	log logSettings
+}
+
+// run is the program: it returns the exit status.
+func run(ctx context.Context, args []string, s streams) int {
+	a := &app{streams: s}
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(s.in)
+	root.SetOut(s.out)
+	root.SetErr(s.err)
+	err := root.ExecuteContext(ctx)
+	var silent *silentError
+	if err != nil && !errors.As(err, &silent) {
+		fmt.Fprintln(s.err, "starling: "+explain(err))
+	}
+	return exitStatus(err)
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "starling",
+		Short: "Run packaged AI agents on a fleet of workers over NATS",
+		Long: `Starling runs packaged AI agents ("capsules", compiled to WebAssembly) on a fleet
+of workers over NATS JetStream.
+
+  starling run FILE.wasm --task TEXT     one task, everything embedded
+  starling dev                           a server, a worker and a door on this host
+  starling worker                        one worker of a fleet
+
+Exit statuses: 0 success, 1 failure, 2 wrong usage or configuration,
+3 the task failed, 4 it crashed or was refused, 5 it was canceled or ran into its
+deadline, 6 no such thing, 7 the queue is full or the pool is not served,
+8 the bus cannot be reached, 9 the bus denied it.`,
+		SilenceUsage: true, SilenceErrors: true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.log.validate() },
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	if err := bind(root.PersistentFlags(), &a.log); err != nil {
+		root.PersistentPreRunE = func(*cobra.Command, []string) error { return err }
+	}
+	root.AddCommand(
+		a.runCommand(), a.devCommand(), a.workerCommand(), a.initCommand(), a.capsuleCommand(),
+		a.dispatchCommand(), a.watchCommand(), a.resultCommand(), a.cancelCommand(),
+		a.psCommand(), a.workersCommand(), a.doorCommand(), a.benchCommand(), a.versionCommand(),
+	)
+	return root
+}
+
+// logger writes to stderr: JSON, or text for people.
+func (a *app) logger() *slog.Logger {
+	for _, name := range unknownVariables() {
+		fmt.Fprintf(a.err, "starling: warning: the environment variable %s is not one of Starling's\n", name)
+	}
+	options := &slog.HandlerOptions{Level: a.log.level()}
+	if a.log.LogFormat == "text" {
+		return slog.New(slog.NewTextHandler(a.err, options))
+	}
+	return slog.New(slog.NewJSONHandler(a.err, options))
+}
+
+// stopSignals are SIGINT and SIGTERM: the first asks to stop, the second again.
+func stopSignals() (<-chan os.Signal, func()) {
+	c := make(chan os.Signal, 2) // both are heard even when nobody listens yet
+	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
+	return c, func() { signal.Stop(c) }
+}
+
+// untilSignal is done at the first SIGINT or SIGTERM.
+func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+}

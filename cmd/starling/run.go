@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+// runFlags are those of `starling run`.
+type runFlags struct {
+	taskFlags
+	name, version string
+	json          bool
+
+	worker     workerSettings
+	completion completionSettings
+}
+
+func (a *app) runCommand() *cobra.Command {
+	f := &runFlags{}
+	cmd := &cobra.Command{
+		Use:   "run FILE.wasm|DIR",
+		Short: "Run one task with everything embedded",
+		Long: `Run one task of a capsule with an embedded server and worker, print what it
+says as it says it, and exit 0 only when it completed.
+
+FILE.wasm is a WASI preview 1 command, with or without a murmur.yaml beside it.
+DIR holds one .wasm file, or the source of a Go command, which is built first.
+
+On a terminal, text streams and tool calls show their progress. Elsewhere the
+capsule's text goes to standard output and notices to standard error. With
+--json, standard output gets one JSON object a frame.
+
+MURMUR_SPAWNER in the environment is the handle of a parent: it is told at its
+door when the task ends.`,
+		Example: "  starling run sandbox/guest/examples/hello --task 'greet the fleet'\n" +
+			"  starling run gojq.wasm --task '{\"a\":1}'",
+		Args: exactArgs(1, "the capsule: FILE.wasm or DIR"),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.run(cmd.Context(), f, args[0]) },
+	}
+	f.bind(cmd)
+	cmd.Flags().StringVar(&f.name, "name", "", "name of a capsule without a manifest; empty: its file's")
+	cmd.Flags().StringVar(&f.version, "capsule-version", "", "version of a capsule without a manifest; empty: 0.0.0")
+	cmd.Flags().BoolVar(&f.json, "json", false, "one JSON object a frame")
+	return bindAll(cmd, &f.worker, &f.completion)
+}
+
+func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
+	spawner, err := protocol.ParseSpawnerEnv(os.Getenv(protocol.SpawnerEnv))
+	if err != nil {
+		return &usageError{err}
+	}
+	env, err := f.environment()
+	if err != nil {
+		return err
+	}
+	capsule, err := readSource(ctx, path, bare{f.name, f.version, slices.Sorted(maps.Keys(env))})
+	if err != nil {
+		return err
+	}
+	for _, warning := range capsule.warnings {
+		fmt.Fprintf(a.err, "starling: warning: %s: %s\n", protocol.ManifestFile, warning)
+	}
+	text, err := a.text(f.taskFlags)
+	if err != nil {
+		return err
+	}
+	store, err := os.MkdirTemp("", "starling-run-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(store)) }()
+	fleet, err := a.startRun(ctx, f, store)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, fleet.stop()) }()
+	entry, err := fleet.bus.PushCapsule(ctx, capsule.manifest, capsule.module)
+	if err != nil {
+		return err
+	}
+	job := newJob(entry, text, env, spawner)
+	return a.dispatchAndFollow(ctx, fleet, job, f.json)
+}
+
+// startRun starts a fleet of one slot that opens no port.
+func (a *app) startRun(ctx context.Context, f *runFlags, store string) (*fleet, error) {
+	log := a.logger()
+	if f.worker.Slots = 1; a.log.LogLevel == "info" {
+		quiet := *a
+		quiet.log.LogLevel = "warn" // the command itself says what happens
+		log = quiet.logger()
+	}
+	cfg := fleetConfig{
+		server: broker.ServerConfig{StoreDir: store, InProcessOnly: true},
+		bus:    broker.Config{Name: "starling run", Logger: log},
+	}
+	var err error
+	if cfg.worker, err = f.worker.config(protocol.DefaultPool); err != nil {
+		return nil, err
+	}
+	cfg.worker.PullExpires = time.Second // the least: its drain is waited for
+	if cfg.completion, err = f.completion.config(log); err != nil {
+		return nil, err
+	}
+	return startFleet(ctx, cfg, log)
+}
+
+// newJob is a user's delegation, or that of the parent who started this
+// process.
+func newJob(entry protocol.CapsuleEntry, text string, env map[string]string, spawner *protocol.Spawner) protocol.Job {
+	job := protocol.Job{
+		DelegationID: protocol.NewDelegationID(), TaskID: protocol.NewTaskID(),
+		Capsule: protocol.CapsuleRef{Name: entry.Manifest.Name, Version: entry.Manifest.Version, Digest: entry.Digest},
+		Message: protocol.NewUserMessage(protocol.NewContextID(), text), Origin: protocol.OriginUser,
+		Pool: protocol.DefaultPool, MaxAttempts: 1, Env: env,
+	}
+	if spawner != nil {
+		// A delegated child's task is its parent's: it inherits the parent's trust.
+		job.Origin, job.Spawner, job.DelegationID = protocol.OriginPeer, *spawner, spawner.DelegationID
+		return job
+	}
+	job.Spawner = protocol.Spawner{
+		SessionID: protocol.NewSessionID(), ContextID: job.ContextID(), DelegationID: job.DelegationID,
+	}
+	return job
+}
+
+// dispatchAndFollow shows a task to its end. The first interrupt cancels it,
+// the second stops the worker.
+func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.Job, asJSON bool) error {
+	signals, restore := stopSignals()
+	defer restore()
+	watch, err := fleet.bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
+	if err != nil {
+		return err
+	}
+	defer watch.Close()
+	if _, err := fleet.bus.Dispatch(ctx, job, broker.DispatchOptions{}); err != nil {
+		return err
+	}
+	following := make(chan error, 1)
+	go func() { _, err := follow(ctx, watch, newShower(a.out, a.err, asJSON)); following <- err }()
+	var canceling sync.WaitGroup
+	defer canceling.Wait()
+	interrupts := 0
+	for ended := false; !ended; {
+		select {
+		case err := <-following:
+			if err != nil {
+				return err
+			}
+			ended = true
+		case <-signals:
+			if interrupts++; interrupts > 1 {
+				fleet.staff.worker.Stop()
+				return errors.Join(<-following, &silentError{130})
+			}
+			fmt.Fprintln(a.err, "starling: canceling; once more to stop at once")
+			canceling.Go(func() {
+				_, err := fleet.bus.Cancel(ctx, job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+				if err != nil && !errors.Is(err, broker.ErrFinal) {
+					fmt.Fprintln(a.err, "starling: not canceled: "+explain(err))
+				}
+			})
+		}
+	}
+	return a.conclude(ctx, fleet.bus, job, asJSON)
+}
+
+// conclude waits until the parent was told and says how the task ended.
+func (a *app) conclude(ctx context.Context, bus *broker.Bus, job protocol.Job, asJSON bool) error {
+	rec, err := settledRecord(ctx, bus, job)
+	if err != nil {
+		return err
+	}
+	if !asJSON {
+		fmt.Fprintln(a.err, endingLine(rec))
+		if o := rec.Outcome; o.DeliveryError != "" {
+			fmt.Fprintln(a.err, "starling: the parent was not told: "+printable(o.DeliveryError))
+		}
+	}
+	return outcomeError(rec.Status)
+}
+
+// settledRecord waits for the record that nothing will change any more: final,
+// and where there is a door, told or refused.
+func settledRecord(ctx context.Context, bus *broker.Bus, job protocol.Job) (protocol.Record, error) {
+	watch, err := bus.WatchDelegation(ctx, job.Spawner.SessionID, job.DelegationID)
+	if err != nil {
+		return protocol.Record{}, err
+	}
+	defer watch.Close()
+	for {
+		entry, err := watch.Next(ctx)
+		if err != nil {
+			return protocol.Record{}, err
+		}
+		rec := entry.Record
+		if !rec.Status.Final() {
+			continue
+		}
+		told := !job.Spawner.HasAddress() || rec.Outcome.Delivered || rec.Outcome.DeliveryError != "" ||
+			rec.Outcome.ParentEnded()
+		if told {
+			return rec, nil
+		}
+	}
+}

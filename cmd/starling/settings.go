@@ -1,0 +1,303 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kelseyhightower/envconfig"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"starling/broker"
+	"starling/completion"
+	"starling/protocol"
+	"starling/worker"
+)
+
+// envPrefix is the prefix of every variable.
+const envPrefix = "STARLING"
+
+// Settings come as flags over environment variables over defaults. A struct
+// below is a group; each field is a variable (STARLING_ and the field's words)
+// and the flag of the same words. Only this package reads the environment.
+
+// logSettings are every command's.
+type logSettings struct {
+	LogLevel  string `split_words:"true" default:"info" desc:"least level that is logged: debug, info, warn or error"`
+	LogFormat string `split_words:"true" default:"json" desc:"json or text"`
+}
+
+func (l logSettings) validate() error {
+	var level slog.Level
+	err := level.UnmarshalText([]byte(l.LogLevel))
+	if err != nil {
+		err = fmt.Errorf("STARLING_LOG_LEVEL (--log-level) is %q: it is debug, info, warn or error", l.LogLevel)
+	}
+	if l.LogFormat != "json" && l.LogFormat != "text" {
+		err = errors.Join(err, fmt.Errorf("STARLING_LOG_FORMAT (--log-format) is %q: it is json or text", l.LogFormat))
+	}
+	if err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
+func (l logSettings) level() slog.Level {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(l.LogLevel)) // validated before any command runs
+	return level
+}
+
+// busSettings say how to reach the bus.
+type busSettings struct {
+	URL         string        `desc:"NATS servers, comma-separated; empty: the selected context of the nats command, else nats://127.0.0.1:4222"`
+	Namespace   string        `default:"starling" desc:"first token of every subject and stream, so that fleets can share an account"`
+	Context     string        `desc:"a context of the nats command by name"`
+	Creds       string        `desc:"path of a .creds file"`
+	Nkey        string        `desc:"path of an NKey seed file"`
+	User        string        `desc:"user name"`
+	Password    broker.Secret `desc:"password of the user" flag:"-"`
+	Token       broker.Secret `desc:"token" flag:"-"`
+	TLSCa       string        `split_words:"true" flag:"tls-ca" desc:"path of a PEM file of certificate authorities"`
+	TLSCert     string        `split_words:"true" flag:"tls-cert" desc:"path of a PEM client certificate"`
+	TLSKey      string        `split_words:"true" flag:"tls-key" desc:"path of the client certificate's key"`
+	TLSFirst    bool          `split_words:"true" flag:"tls-first" desc:"TLS handshake before the server speaks"`
+	InboxPrefix string        `split_words:"true" desc:"where answers come to; users with narrow rights have one each"`
+}
+
+func (s busSettings) config(name string, log *slog.Logger) broker.Config {
+	return broker.Config{
+		URL: s.URL, Namespace: protocol.Namespace(s.Namespace), Name: name, Context: s.Context,
+		CredsFile: s.Creds, NKeyFile: s.Nkey, User: s.User, Password: s.Password, Token: s.Token,
+		TLSCA: s.TLSCa, TLSCert: s.TLSCert, TLSKey: s.TLSKey, TLSFirst: s.TLSFirst,
+		InboxPrefix: s.InboxPrefix, Logger: log,
+	}
+}
+
+// poolSettings name a pool.
+type poolSettings struct {
+	Pool string `default:"default" desc:"pool of workers"`
+}
+
+// workerSettings say how a worker works.
+type workerSettings struct {
+	WorkerID     string        `split_words:"true" flag:"worker-id" desc:"id of the worker; empty: a new one at each start"`
+	Slots        int           `default:"4" desc:"guests that run at a time"`
+	WorkRoot     string        `split_words:"true" desc:"a directory per attempt is made below it; empty: starling/work in the user's cache directory"`
+	CacheDir     string        `split_words:"true" desc:"capsules and their compiled form; empty: starling/cache in the user's cache directory"`
+	Retention    time.Duration `default:"168h" desc:"how long work directories are kept"`
+	DrainTimeout time.Duration `split_words:"true" default:"30s" desc:"how long a drain waits for running tasks before it hands them back"`
+	CancelGrace  time.Duration `split_words:"true" default:"10s" desc:"how long a canceled capsule may take before it is killed"`
+	Reports      int           `default:"0" desc:"ended tasks that report outside a slot at a time; 0: four per slot, at least 64"`
+
+	CeilingEnv             []string `split_words:"true" desc:"variables of the worker's environment that capsules may be given, comma-separated"`
+	CeilingCredentialEnv   []string `split_words:"true" desc:"credential-shaped names that capsules may be given, comma-separated"`
+	CeilingMemoryBytes     int64    `split_words:"true" default:"0" desc:"most memory a manifest may ask for; 0: no ceiling"`
+	CeilingDeadlineSeconds int64    `split_words:"true" default:"0" desc:"longest deadline a manifest may ask for; 0: no ceiling"`
+	CeilingWorkdirBytes    int64    `split_words:"true" default:"0" desc:"largest work directory a manifest may ask for; 0: no ceiling"`
+}
+
+func (s *workerSettings) config(pool string) (worker.Config, error) {
+	for _, dir := range []struct {
+		value *string
+		name  string
+	}{{&s.WorkRoot, "work"}, {&s.CacheDir, "cache"}} {
+		if *dir.value == "" {
+			cache, err := os.UserCacheDir()
+			if err != nil {
+				return worker.Config{}, &usageError{fmt.Errorf("no cache directory: set STARLING_WORK_ROOT and STARLING_CACHE_DIR: %w", err)}
+			}
+			*dir.value = filepath.Join(cache, "starling", dir.name)
+		}
+		abs, err := filepath.Abs(*dir.value)
+		if err != nil {
+			return worker.Config{}, err
+		}
+		*dir.value = abs
+	}
+	host, _ := os.Hostname() // only for people
+	cfg := worker.Config{
+		WorkerID: protocol.WorkerID(s.WorkerID), Pool: pool, Slots: s.Slots, Host: host, Version: version(),
+		WorkRoot: s.WorkRoot, CacheDir: s.CacheDir, Retention: s.Retention,
+		DrainTimeout: s.DrainTimeout, CancelGrace: s.CancelGrace, Reports: s.Reports,
+		Ceiling: worker.Ceiling{
+			Env: s.CeilingEnv, CredentialEnv: s.CeilingCredentialEnv, MemoryBytes: s.CeilingMemoryBytes,
+			DeadlineSeconds: s.CeilingDeadlineSeconds, WorkdirBytes: s.CeilingWorkdirBytes,
+		},
+	}
+	if err := cfg.Validate(); err != nil {
+		return cfg, &usageError{err}
+	}
+	return cfg, nil
+}
+
+// completionSettings say how parents are told.
+type completionSettings struct {
+	CompletionTimeout time.Duration `split_words:"true" default:"30s" desc:"of one post to a parent's door"`
+	CompletionTries   int           `split_words:"true" default:"2" desc:"posts per completion"`
+	CompletionBackoff time.Duration `split_words:"true" default:"1s" desc:"before the second post, doubled for each later one"`
+	DoorAllow         []string      `split_words:"true" desc:"addresses and CIDR ranges that doors may have, comma-separated; empty: any but link-local, multicast and unspecified ones"`
+	DoorDeny          []string      `split_words:"true" desc:"addresses and CIDR ranges that doors may not have, comma-separated"`
+}
+
+func (s completionSettings) config(log *slog.Logger) (completion.Config, error) {
+	cfg := completion.Config{Timeout: s.CompletionTimeout, Tries: s.CompletionTries, Backoff: s.CompletionBackoff, Logger: log}
+	var err, deny error
+	cfg.Rule.Allow, err = completion.ParsePrefixes(strings.Join(s.DoorAllow, ","))
+	cfg.Rule.Deny, deny = completion.ParsePrefixes(strings.Join(s.DoorDeny, ","))
+	if err != nil {
+		err = fmt.Errorf("STARLING_DOOR_ALLOW (--door-allow): %w", err)
+	}
+	if deny != nil {
+		err = errors.Join(err, fmt.Errorf("STARLING_DOOR_DENY (--door-deny): %w", deny))
+	}
+	if err = errors.Join(err, cfg.Validate()); err != nil {
+		return cfg, &usageError{err}
+	}
+	return cfg, nil
+}
+
+// groups are all settings, for the table of variables and to tell unknown ones.
+func groups() []any {
+	return []any{&logSettings{}, &busSettings{}, &poolSettings{}, &workerSettings{}, &completionSettings{}, &initSettings{}}
+}
+
+// setting is one field of a group.
+type setting struct {
+	variable, flag, fallback, usage string
+	value                           reflect.Value
+}
+
+func settingsOf(group any) []setting {
+	v := reflect.ValueOf(group).Elem()
+	var all []setting
+	for i := range v.NumField() {
+		field := v.Type().Field(i)
+		s := setting{
+			variable: envPrefix + "_" + strings.ToUpper(words(field.Name, "_")), flag: words(field.Name, "-"),
+			fallback: field.Tag.Get("default"), usage: field.Tag.Get("desc"), value: v.Field(i),
+		}
+		if flag := field.Tag.Get("flag"); flag == "-" {
+			s.flag = "" // a secret must not stand in a process list
+		} else if flag != "" {
+			s.flag = flag
+			s.variable = envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// words splits a Go name at its capitals, in lower case.
+func words(name, separator string) string {
+	var out strings.Builder
+	for i, r := range name {
+		upper := r >= 'A' && r <= 'Z'
+		afterLower := i > 0 && name[i-1] >= 'a' && name[i-1] <= 'z'
+		if upper && afterLower {
+			out.WriteString(separator)
+		}
+		out.WriteString(strings.ToLower(string(r)))
+	}
+	return out.String()
+}
+
+// bind reads a group from the environment and adds its flags, whose defaults
+// the environment has set: so flags win over variables.
+func bind(flags *pflag.FlagSet, group any) error {
+	if err := envconfig.Process(envPrefix, group); err != nil {
+		return &usageError{variableError(err)}
+	}
+	for _, s := range settingsOf(group) {
+		if s.flag == "" {
+			continue
+		}
+		usage := s.usage + " (" + s.variable + ")"
+		switch field := s.value.Addr().Interface().(type) {
+		case *string:
+			flags.StringVar(field, s.flag, *field, usage)
+		case *int:
+			flags.IntVar(field, s.flag, *field, usage)
+		case *int64:
+			flags.Int64Var(field, s.flag, *field, usage)
+		case *bool:
+			flags.BoolVar(field, s.flag, *field, usage)
+		case *time.Duration:
+			flags.DurationVar(field, s.flag, *field, usage)
+		case *[]string:
+			flags.StringSliceVar(field, s.flag, *field, usage)
+		default:
+			return fmt.Errorf("bug: setting %s has type %T", s.variable, field)
+		}
+	}
+	return nil
+}
+
+// variableError words a variable that cannot be read, without its value.
+func variableError(err error) error {
+	var parse *envconfig.ParseError
+	if errors.As(err, &parse) {
+		return fmt.Errorf("%s cannot be read as a %s", parse.KeyName, parse.TypeName)
+	}
+	return err
+}
+
+// bindAll adds groups to a command; the first error stops the command before
+// it runs.
+func bindAll(cmd *cobra.Command, all ...any) *cobra.Command {
+	var problems []error
+	for _, group := range all {
+		problems = append(problems, bind(cmd.Flags(), group))
+	}
+	if err := errors.Join(problems...); err != nil {
+		cmd.PreRunE = func(*cobra.Command, []string) error { return &usageError{err} }
+	}
+	return cmd
+}
+
+// guestVariables are what a capsule's runtime sets: a starling that is started
+// inside one's environment does not warn of them.
+var guestVariables = []string{
+	"STARLING_DELEGATION_ID", "STARLING_TASK_ID", "STARLING_CONTEXT_ID", "STARLING_MESSAGE_ID", "STARLING_ATTEMPT",
+}
+
+// unknownVariables are STARLING_ variables that no setting reads.
+func unknownVariables() []string {
+	known := slices.Clone(guestVariables)
+	for _, group := range groups() {
+		for _, s := range settingsOf(group) {
+			known = append(known, s.variable)
+		}
+	}
+	var unknown []string
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		if strings.HasPrefix(name, envPrefix+"_") && !slices.Contains(known, name) {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
+}
+
+// variableTable is the table of variables, for the help and the docs.
+func variableTable(all ...any) string {
+	var out strings.Builder
+	for _, group := range all {
+		for _, s := range settingsOf(group) {
+			fallback := s.fallback
+			if fallback == "" {
+				fallback = "—"
+			}
+			fmt.Fprintf(&out, "  %-34s %-10s %s\n", s.variable, fallback, s.usage)
+		}
+	}
+	return out.String()
+}

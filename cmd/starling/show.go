@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/a2aproject/a2a-go/v2/a2a"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+// shower prints what an observer of a task sees.
+type shower interface {
+	frame(f *protocol.ReceivedFrame)
+	hole(h *broker.Hole)
+}
+
+// newShower prints to out: JSON lines for machines, streaming text and tool
+// calls on a terminal, plain lines elsewhere. Notices for people go to errs.
+func newShower(out, errs io.Writer, asJSON bool) shower {
+	switch {
+	case asJSON:
+		return &jsonShower{out: json.NewEncoder(out)}
+	case terminal(out):
+		return &liveShower{out: out, colour: true}
+	default:
+		return &plainShower{out: out, errs: errs}
+	}
+}
+
+// follow prints a task's frames until its terminal one, which it returns.
+func follow(ctx context.Context, w *broker.Watch, s shower) (*protocol.ReceivedFrame, error) {
+	var last *protocol.ReceivedFrame
+	for {
+		event, err := w.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return last, nil
+		}
+		if err != nil {
+			return last, err
+		}
+		if event.Hole != nil {
+			s.hole(event.Hole)
+			continue
+		}
+		last = event.Frame
+		s.frame(event.Frame)
+	}
+}
+
+// jsonShower writes a line per frame: its place, its kind and the A2A object.
+type jsonShower struct{ out *json.Encoder }
+
+type jsonFrame struct {
+	TaskID  protocol.TaskID    `json:"task_id"`
+	Attempt int                `json:"attempt"`
+	Seq     int                `json:"seq"`
+	Kind    protocol.FrameKind `json:"kind"`
+	Frame   a2a.StreamResponse `json:"frame"`
+}
+
+func (s *jsonShower) frame(f *protocol.ReceivedFrame) {
+	_ = s.out.Encode(jsonFrame{f.TaskID, f.Attempt, f.Seq, f.Kind, f.A2A}) // a closed pipe ends the command elsewhere
+}
+
+func (s *jsonShower) hole(h *broker.Hole) {
+	_ = s.out.Encode(map[string]any{"hole": map[string]int{"attempt": h.Attempt, "from": h.From, "to": h.To}})
+}
+
+// plainShower writes whole lines, for logs and pipes.
+type plainShower struct {
+	out, errs io.Writer
+	line      strings.Builder // streamed text that has not ended its line
+	streamed  bool
+}
+
+func (s *plainShower) say(format string, args ...any) {
+	s.endLine()
+	fmt.Fprintf(s.out, format+"\n", args...)
+}
+
+func (s *plainShower) endLine() {
+	if s.line.Len() > 0 {
+		fmt.Fprintln(s.out, s.line.String())
+		s.line.Reset()
+	}
+}
+
+func (s *plainShower) frame(f *protocol.ReceivedFrame) {
+	switch f.Kind {
+	case protocol.FrameText:
+		s.text(f)
+	case protocol.FrameToolCallStarted:
+		s.say("[tool] %s started", printable(f.ToolName))
+	case protocol.FrameToolCallProgress:
+		s.say("[tool] %d bytes of input", f.InputBytes)
+	case protocol.FrameArtifact:
+		s.say("[tool] %s %s", printable(f.ToolName), toolEnd(f))
+	case protocol.FrameStatus:
+		if f.State.Terminal() {
+			s.endLine()
+		} else {
+			s.say("[%s]", printable(f.Text))
+		}
+	}
+}
+
+func (s *plainShower) text(f *protocol.ReceivedFrame) {
+	if !f.Append {
+		s.endLine()
+	}
+	s.line.WriteString(printable(f.Text))
+	text := s.line.String()
+	if cut := strings.LastIndexByte(text, '\n'); cut >= 0 {
+		fmt.Fprint(s.out, text[:cut+1])
+		s.line.Reset()
+		s.line.WriteString(text[cut+1:])
+	}
+	if f.Final {
+		s.endLine()
+	}
+}
+
+func (s *plainShower) hole(h *broker.Hole) {
+	s.endLine()
+	fmt.Fprintf(s.errs, "starling: frames %d to %d of attempt %d are missing\n", h.From, h.To, h.Attempt)
+}
+
+// liveShower streams to a terminal and redraws a tool call's progress in place.
+type liveShower struct {
+	out    io.Writer
+	colour bool
+	column bool // the cursor is not at the start of a line
+	tools  map[string]string
+}
+
+const (
+	dim   = "\x1b[2m"
+	red   = "\x1b[31m"
+	green = "\x1b[32m"
+	reset = "\x1b[0m"
+	erase = "\r\x1b[K"
+)
+
+func (s *liveShower) frame(f *protocol.ReceivedFrame) {
+	switch f.Kind {
+	case protocol.FrameText:
+		if !f.Append {
+			s.newLine()
+		}
+		text := printable(f.Text)
+		fmt.Fprint(s.out, text)
+		s.column = s.column || text != ""
+		if strings.HasSuffix(text, "\n") {
+			s.column = false
+		}
+		if f.Final {
+			s.newLine()
+		}
+	case protocol.FrameThinking:
+		fmt.Fprint(s.out, dim+printable(f.Text)+reset)
+		s.column = true
+	case protocol.FrameToolCallStarted:
+		s.newLine()
+		if s.tools == nil {
+			s.tools = make(map[string]string)
+		}
+		s.tools[f.ToolCallID] = printable(f.ToolName)
+		fmt.Fprintf(s.out, "%s⚙ %s …%s", dim, printable(f.ToolName), reset)
+		s.column = true
+	case protocol.FrameToolCallProgress:
+		fmt.Fprintf(s.out, "%s%s⚙ %s … %d bytes%s", erase, dim, s.tools[f.ToolCallID], f.InputBytes, reset)
+		s.column = true
+	case protocol.FrameArtifact:
+		mark := green + "✓"
+		if f.IsError {
+			mark = red + "✗"
+		}
+		fmt.Fprintf(s.out, "%s%s %s%s %s\n", erase, mark, printable(f.ToolName), reset, toolEnd(f))
+		s.column = false
+	case protocol.FrameStatus:
+		s.newLine()
+		if !f.State.Terminal() && !strings.HasPrefix(f.Text, "inference turn ") {
+			fmt.Fprintf(s.out, "%s%s%s\n", dim, printable(f.Text), reset)
+		}
+	}
+}
+
+func (s *liveShower) newLine() {
+	if s.column {
+		fmt.Fprintln(s.out)
+		s.column = false
+	}
+}
+
+func (s *liveShower) hole(h *broker.Hole) {
+	s.newLine()
+	fmt.Fprintf(s.out, "%sframes %d to %d of attempt %d are missing%s\n", red, h.From, h.To, h.Attempt, reset)
+}
+
+// toolEnd is how a call ended, in a line.
+func toolEnd(f *protocol.ReceivedFrame) string {
+	word := "ended"
+	if f.IsError {
+		word = "failed"
+	}
+	first, _, more := strings.Cut(printable(f.Content), "\n")
+	if len(first) > 120 {
+		first, more = strings.ToValidUTF8(first[:120], ""), true
+	}
+	if more {
+		first += " …"
+	}
+	if f.DurationMS != nil {
+		return fmt.Sprintf("%s after %d ms: %s", word, *f.DurationMS, first)
+	}
+	return word + ": " + first
+}
+
+// printable takes the control characters out of a capsule's text, so that it
+// cannot steer the terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 && r != '\n' && r != '\t' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+// endingLine is the last line about a task.
+func endingLine(rec protocol.Record) string {
+	o := rec.Outcome
+	line := fmt.Sprintf("%s: %s (%s, %d ms)", rec.DelegationID, o.Status, rec.Ending.Message, o.DurationMS)
+	if o.Workdir != "" {
+		line += "\nworkdir: " + o.Workdir
+	}
+	return printable(line)
+}

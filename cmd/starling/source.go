@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"starling/protocol"
+)
+
+// maxModuleFileBytes bounds a module that is read from disk.
+const maxModuleFileBytes = 256 << 20
+
+// source is a capsule as its author has it.
+type source struct {
+	manifest protocol.Manifest
+	warnings []string
+	module   []byte
+}
+
+// bare says what a capsule without a manifest is called.
+type bare struct {
+	name, version string
+	env           []string // names it may be given
+}
+
+// readSource reads a capsule: a .wasm file with or without a murmur.yaml beside
+// it, or a directory that holds one .wasm file, or the source of a Go command,
+// which is built for wasip1 with the go command.
+func readSource(ctx context.Context, path string, as bare) (source, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return source{}, &usageError{fmt.Errorf("capsule %s: %w", path, unwrapPath(err))}
+	}
+	dir, file := path, ""
+	if !info.IsDir() {
+		dir, file = filepath.Dir(path), path
+	}
+	var s source
+	if file == "" {
+		if s.module, file, err = moduleIn(ctx, dir); err != nil {
+			return source{}, err
+		}
+	} else if s.module, err = readModule(file); err != nil {
+		return source{}, err
+	}
+	manifest, err := os.ReadFile(filepath.Join(dir, protocol.ManifestFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		s.manifest = bareManifest(file, as)
+		err = s.manifest.Validate()
+	case err != nil:
+		return source{}, &usageError{err}
+	default:
+		s.manifest, s.warnings, err = protocol.ParseManifest(manifest)
+	}
+	if err != nil {
+		return source{}, &usageError{fmt.Errorf("capsule %s: %w", path, err)}
+	}
+	return s, nil
+}
+
+// bareManifest names a module without a manifest by the command line, else by
+// its file.
+func bareManifest(file string, as bare) protocol.Manifest {
+	if as.name == "" {
+		as.name = strings.Map(func(r rune) rune {
+			if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
+				return r
+			}
+			return '-'
+		}, strings.TrimSuffix(filepath.Base(file), ".wasm"))
+	}
+	if as.version == "" {
+		as.version = "0.0.0"
+	}
+	m := protocol.DefaultManifest(as.name, as.version)
+	m.Capabilities.Env.Allow = as.env
+	return m
+}
+
+// moduleIn finds, or builds, the one module of a directory.
+func moduleIn(ctx context.Context, dir string) (module []byte, file string, err error) {
+	found, err := filepath.Glob(filepath.Join(dir, "*.wasm"))
+	if err != nil {
+		return nil, "", &usageError{err}
+	}
+	switch len(found) {
+	case 1:
+		module, err = readModule(found[0])
+		return module, found[0], err
+	case 0:
+		if sources, _ := filepath.Glob(filepath.Join(dir, "*.go")); len(sources) > 0 {
+			abs, err := filepath.Abs(dir)
+			if err != nil {
+				return nil, "", err
+			}
+			module, err = buildGo(ctx, abs)
+			return module, filepath.Base(abs) + ".wasm", err
+		}
+		return nil, "", &usageError{fmt.Errorf("capsule %s: the directory holds neither a .wasm file nor Go source", dir)}
+	default:
+		return nil, "", &usageError{fmt.Errorf("capsule %s: the directory holds %d .wasm files: name the one you mean", dir, len(found))}
+	}
+}
+
+func readModule(file string) ([]byte, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("capsule %s: %w", file, unwrapPath(err))}
+	}
+	if info.Size() > maxModuleFileBytes {
+		return nil, &usageError{fmt.Errorf("capsule %s: it has %d bytes, at most %d", file, info.Size(), maxModuleFileBytes)}
+	}
+	module, err := os.ReadFile(file)
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("capsule %s: %w", file, unwrapPath(err))}
+	}
+	return module, nil
+}
+
+// buildGo builds a Go command as a WASI preview 1 module.
+func buildGo(ctx context.Context, dir string) (module []byte, err error) {
+	temp, err := os.MkdirTemp("", "starling-build-*")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
+	out := filepath.Join(temp, "capsule.wasm")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, ".")
+	build.Dir = dir
+	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+	if output, err := build.CombinedOutput(); err != nil {
+		return nil, &usageError{fmt.Errorf("capsule %s: go build: %w\n%s", dir, err, output)}
+	}
+	return os.ReadFile(out)
+}
+
+// unwrapPath drops the operation and the path that an error of os repeats.
+func unwrapPath(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"starling/protocol"
+)
+
+// taskFlags say what is delegated.
+type taskFlags struct {
+	task string
+	env  []string
+}
+
+func (t *taskFlags) bind(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&t.task, "task", "t", "", "the task's text; without it, or as -, it is read from standard input")
+	cmd.Flags().StringArrayVarP(&t.env, "env", "e", nil, "NAME=VALUE for the capsule, if its manifest allows the name; repeatable")
+}
+
+// text is the task's text.
+func (a *app) text(t taskFlags) (string, error) {
+	text := t.task
+	if text == "" || text == "-" {
+		if f, ok := a.in.(*os.File); ok && terminal(f) {
+			return "", &usageError{errors.New("no task: give it with --task TEXT, or on standard input")}
+		}
+		data, err := io.ReadAll(io.LimitReader(a.in, protocol.MaxJobBytes+1))
+		if err != nil {
+			return "", fmt.Errorf("read the task from standard input: %w", err)
+		}
+		text = string(data)
+	}
+	if strings.TrimSpace(text) == "" {
+		return "", &usageError{errors.New("the task is empty: give it with --task TEXT, or on standard input")}
+	}
+	return text, nil
+}
+
+// environment is the job's environment.
+func (t taskFlags) environment() (map[string]string, error) {
+	env := make(map[string]string, len(t.env))
+	for _, entry := range t.env {
+		name, value, ok := strings.Cut(entry, "=")
+		if !ok || name == "" {
+			return nil, &usageError{fmt.Errorf("--env is NAME=VALUE, and one has no %q", "=")}
+		}
+		env[name] = value
+	}
+	return env, nil
+}

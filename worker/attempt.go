@@ -1,0 +1,217 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"starling/broker"
+	"starling/protocol"
+	"starling/sandbox"
+)
+
+// Why a guest is stopped from outside, as the cause of its context.
+var (
+	errHandBack           = errors.New("the worker drains and hands the task back")
+	errCanceled           = errors.New("the parent ended this delegation")
+	errDelegationDeadline = errors.New("the delegation deadline passed")
+	errBudget             = errors.New("the capsule used up what it may spend")
+)
+
+// quotaError stops a guest whose work directory grew past its quota.
+type quotaError struct{ used, limit int64 }
+
+func (e *quotaError) Error() string {
+	return fmt.Sprintf("capsule execution exceeded its configured resource limits: "+
+		"work directory growth to %d bytes exceeds capabilities.limits.workdir_bytes (%d)", e.used, e.limit)
+}
+
+// attempt is one run of one delegation under one claim. One goroutine uses it.
+type attempt struct {
+	w      *Worker
+	log    *slog.Logger
+	hold   *hold
+	cancel *cancellation
+	job    protocol.Job
+	claim  broker.Claim
+
+	dir      *workdir
+	trace    *trace
+	frames   *broker.FrameSender
+	manifest protocol.Manifest
+	segments *Segments
+	started  time.Time
+}
+
+// newAttempt makes the attempt's directory and trace. Close it.
+func (w *Worker) newAttempt(log *slog.Logger, h *hold, c *cancellation, job protocol.Job, claim broker.Claim) (*attempt, error) {
+	rec := claim.Record
+	dir, err := w.makeWorkdir(rec.SessionID)
+	if err != nil {
+		return nil, err
+	}
+	tr, err := openTrace(dir.base)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("trace: %w", err), dir.close())
+	}
+	tr.start(time.Now(), rec)
+	return &attempt{
+		w: w, log: log, hold: h, cancel: c, job: job, claim: claim, dir: dir, trace: tr, started: time.Now(),
+		frames: w.bus.NewFrameSender(protocol.Place{
+			TaskID: rec.TaskID, ContextID: rec.ContextID, SessionID: rec.SessionID, Attempt: rec.Attempt,
+		}),
+		segments: NewSegments(SegmentConfig{MaxTurns: protocol.DefaultManifest("", "").Inference.MaxTurns}),
+	}, nil
+}
+
+func (a *attempt) close() {
+	a.frames.Close()
+	if err := errors.Join(a.trace.close(), a.dir.close()); err != nil {
+		a.log.Warn("trace not written", "error", err)
+	}
+}
+
+// run runs the guest and says how the attempt ended. It returns once the guest
+// is gone and everything it said has been given to the frames. guests is done
+// when running guests must be handed back.
+func (a *attempt) run(ctx, guests context.Context) conclusion {
+	running, stop := context.WithCancelCause(ctx) // the guest's life; ctx is the job's
+	defer stop(nil)
+	defer context.AfterFunc(guests, func() { stop(errHandBack) })()
+	if deadline := a.job.Deadline; !deadline.IsZero() {
+		var cancel context.CancelFunc
+		running, cancel = context.WithDeadlineCause(running, deadline.Std(), errDelegationDeadline)
+		defer cancel()
+	}
+	preparing, stopPreparing := context.WithCancelCause(running)
+	defer stopPreparing(nil)
+	a.cancel.onAsk(func() { stopPreparing(errCanceled) })
+	capsule, env, err := a.prepare(ctx, preparing)
+	if a.cancel.accepted() {
+		return a.canceledBeforeStart()
+	}
+	if err != nil {
+		return a.notStarted(running, err)
+	}
+	a.segments = NewSegments(SegmentConfig{
+		MaxTurns: a.manifest.Inference.MaxTurns, MaxTokens: a.manifest.Inference.MaxSessionTokens,
+	})
+	a.cancel.onKill(func() { stop(errCanceled) })
+	defer a.w.running.add(a.claim.Record.SessionID, &guest{a.dir, a.manifest.Capabilities.Limits.WorkdirBytes, stop})()
+	stderr := &lazyFile{path: filepath.Join(a.dir.base, "stderr.log")}
+	defer stderr.close()
+	end := a.w.engine.Run(running, sandbox.Spec{
+		Module: capsule.path, Digest: capsule.Digest, Args: []string{a.manifest.Name}, Env: env,
+		WorkDir: a.dir.path, Filesystem: a.manifest.Capabilities.Filesystem,
+		Limits: a.manifest.Capabilities.Limits, Output: a.manifest.Output,
+		Stdin: []byte(protocol.MessageText(a.job.Message)), Stderr: stderr, Canceled: a.cancel.asked,
+	}, func(e protocol.Event) { a.event(ctx, stop, e) })
+	a.log.Debug("guest gone", "ending", end.Kind.String(), "duration_ms", end.Duration.Milliseconds(),
+		"stdout_dropped", end.StdoutDropped, "stderr_dropped", end.StderrDropped, "signals_dropped", end.SignalsDropped)
+	return a.conclude(ctx, context.Cause(running), end)
+}
+
+// prepare gets everything ready that can fail before the guest starts. The
+// deadline of the run does not count yet.
+func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]string, error) {
+	capsule, err := a.w.capsules.find(preparing, a.claim.Record.Capsule)
+	if err != nil {
+		return capsule, nil, err
+	}
+	a.manifest = capsule.Manifest
+	if err := a.w.cfg.Ceiling.check(a.manifest.Capabilities.Limits); err != nil {
+		return capsule, nil, err
+	}
+	rec := a.claim.Record
+	env, err := a.w.environment(a.job, a.manifest, rec.SessionID, rec.Attempt)
+	if err != nil {
+		return capsule, nil, err
+	}
+	if err := a.dir.prepare(a.manifest.Capabilities.Filesystem.Scope, protocol.MessageText(a.job.Message)); err != nil {
+		return capsule, nil, err
+	}
+	if why := a.why(); why != "" {
+		if err := a.send(ctx, workingFrame(why)); err != nil {
+			return capsule, nil, err
+		}
+	}
+	return capsule, env, a.w.engine.Prepare(preparing, capsule.path, capsule.Digest)
+}
+
+// why is what the first frame of a later attempt tells.
+func (a *attempt) why() string {
+	prior, n := a.claim.Prior, a.claim.Record.Attempt
+	switch {
+	case n <= 1:
+		return ""
+	case prior.Status == protocol.StatusWorking:
+		return fmt.Sprintf("attempt %d: worker %s was lost", n, prior.WorkerID)
+	default:
+		return fmt.Sprintf("attempt %d: worker %s gave the task back", n, prior.WorkerID)
+	}
+}
+
+// event takes what the guest said to the trace and, as frames, to the bus. It
+// blocks while the bus is slow, and so holds the guest back.
+func (a *attempt) event(ctx context.Context, stop context.CancelCauseFunc, e protocol.Event) {
+	now := time.Now()
+	if a.cancel.accepted() {
+		a.segments.Interrupt()
+	}
+	a.trace.event(now, e)
+	if !a.write(ctx, a.segments.Event(now, e)) {
+		return
+	}
+	if a.segments.Refused() {
+		stop(errBudget)
+	}
+}
+
+// write sends frames and reports whether the job is still this worker's. What
+// stops a guest does not stop its frames: nothing that it said is dropped.
+func (a *attempt) write(ctx context.Context, frames []protocol.Frame) bool {
+	for _, f := range frames {
+		if err := a.send(ctx, f); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// send sends one frame once it is sure that the claim holds.
+func (a *attempt) send(ctx context.Context, f protocol.Frame) error {
+	if err := a.w.persist(ctx, func() error { return a.hold.sure(ctx) }); err != nil {
+		return err
+	}
+	return a.frames.Send(ctx, f)
+}
+
+// lazyFile is a file that is made when something is written to it.
+type lazyFile struct {
+	path string
+	file *os.File
+}
+
+var _ io.Writer = (*lazyFile)(nil)
+
+func (l *lazyFile) Write(p []byte) (int, error) {
+	if l.file == nil {
+		f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return 0, err
+		}
+		l.file = f
+	}
+	return l.file.Write(p)
+}
+
+func (l *lazyFile) close() {
+	if l.file != nil {
+		_ = l.file.Close() // a copy for the operator: nothing depends on it
+	}
+}

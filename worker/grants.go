@@ -1,0 +1,105 @@
+package worker
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"starling/protocol"
+)
+
+// Ceiling is what the operator lets capsules have, whatever their manifests ask
+// for. The zero value allows every manifest within the protocol's own bounds
+// and gives nothing of the worker's environment.
+//
+// Source: docs/protocol.md, section 5, Grants.
+type Ceiling struct {
+	// Env are names whose value in the worker's own environment a capsule gets
+	// when its manifest allows the name and the job sets no value.
+	Env []string
+	// CredentialEnv are credential-shaped names (a key, a token, a password)
+	// that capsules may be given; no other such name is.
+	CredentialEnv []string
+	// Most a manifest may ask for; 0 is no ceiling.
+	MemoryBytes     int64
+	DeadlineSeconds int64
+	WorkdirBytes    int64
+}
+
+// refusal is why a capsule is not started: the parent is told.
+type refusal struct{ why string }
+
+func (r *refusal) Error() string { return r.why }
+
+// check compares a manifest's limits with the ceiling.
+func (c Ceiling) check(l protocol.Limits) error {
+	for _, limit := range []struct {
+		key            string
+		asked, allowed int64
+	}{
+		{"memory_bytes", l.MemoryBytes, c.MemoryBytes},
+		{"deadline_seconds", l.DeadlineSeconds, c.DeadlineSeconds},
+		{"workdir_bytes", l.WorkdirBytes, c.WorkdirBytes},
+	} {
+		if limit.allowed > 0 && limit.asked > limit.allowed {
+			return &refusal{fmt.Sprintf("capabilities.limits.%s asks for %d and the operator's ceiling is %d",
+				limit.key, limit.asked, limit.allowed)}
+		}
+	}
+	return nil
+}
+
+// environment is the guest's whole environment: what the manifest allows, the
+// job's value before the worker's, and the runtime's own names last, which
+// nothing can shadow.
+func (w *Worker) environment(job protocol.Job, manifest protocol.Manifest, session protocol.SessionID, attempt int) (map[string]string, error) {
+	allowed := manifest.Capabilities.Env.Allow
+	env := make(map[string]string, len(allowed)+9)
+	for _, name := range slices.Sorted(maps.Keys(job.Env)) {
+		switch {
+		case !slices.Contains(allowed, name):
+			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which the capsule's manifest does not allow (capabilities.env.allow is %s)",
+				name, strings.Join(allowed, ", "))}
+		case credentialShaped(name) && !slices.Contains(w.cfg.Ceiling.CredentialEnv, name):
+			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which looks like a credential; the operator's ceiling does not list it", name)}
+		}
+		env[name] = job.Env[name]
+	}
+	for _, name := range allowed {
+		if _, set := env[name]; set || !slices.Contains(w.cfg.Ceiling.Env, name) {
+			continue
+		}
+		if credentialShaped(name) && !slices.Contains(w.cfg.Ceiling.CredentialEnv, name) {
+			continue
+		}
+		if value, ok := os.LookupEnv(name); ok {
+			env[name] = value
+		}
+	}
+	maps.Copy(env, map[string]string{
+		protocol.SpawnerEnv:      job.Spawner.Lineage().String(),
+		"MURMUR_SESSION_ID":      string(session),
+		"MURMUR_CAPSULE_NAME":    job.Capsule.Name,
+		"MURMUR_CAPSULE_VERSION": job.Capsule.Version,
+		"STARLING_DELEGATION_ID": string(job.DelegationID),
+		"STARLING_TASK_ID":       string(job.TaskID),
+		"STARLING_CONTEXT_ID":    string(job.ContextID()),
+		"STARLING_MESSAGE_ID":    job.Message.ID,
+		"STARLING_ATTEMPT":       strconv.Itoa(attempt),
+	})
+	return env, nil
+}
+
+// credentialShaped reports whether a name looks like it holds a secret.
+func credentialShaped(name string) bool {
+	upper := strings.ToUpper(name)
+	for _, word := range []string{"KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "AUTH", "COOKIE", "PRIVATE"} {
+		if strings.Contains(upper, word) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,125 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"starling/broker"
+)
+
+// errLostClaim ends a job whose delegation another worker, or a canceller, has
+// taken: the guest is stopped and nothing more is written, acked, nak'ed or
+// renewed.
+var errLostClaim = errors.New("the claim was lost")
+
+// hold keeps a delivery from being redelivered while its job lives: it renews
+// it every ack wait / 3 from a goroutine of its own, which neither a guest nor a
+// download can hold up. It is also the fence: JetStream acks are not fenced, so
+// after an ack wait without a renewal the record decides whether the job is
+// still this worker's.
+//
+// Source: docs/protocol.md, sections 6 (Claim) and 10.
+type hold struct {
+	bus      *broker.Bus
+	delivery *broker.Delivery
+	log      *slog.Logger
+	ackWait  time.Duration
+
+	lose    context.CancelCauseFunc
+	stop    context.CancelFunc
+	stopped chan struct{}
+
+	start   time.Time
+	renewed atomic.Int64                 // since start, of the last renewal; written by whoever renews
+	claim   atomic.Pointer[broker.Entry] // what is held; nil before the claim
+}
+
+// hold starts to renew a delivery. The context it returns is done, with
+// errLostClaim as its cause, when the claim is lost. End it with hold.end.
+func (w *Worker) hold(ctx context.Context, d *broker.Delivery, log *slog.Logger) (context.Context, *hold) {
+	ctx, lose := context.WithCancelCause(ctx)
+	renewing, stop := context.WithCancel(ctx)
+	h := &hold{
+		bus: w.bus, delivery: d, log: log, ackWait: w.taker.AckWait(),
+		lose: lose, stop: stop, stopped: make(chan struct{}), start: time.Now(),
+	}
+	go h.renew(renewing)
+	return ctx, h
+}
+
+// end stops the renewals and waits for the one under way.
+func (h *hold) end() {
+	h.stop()
+	<-h.stopped
+	h.lose(nil)
+}
+
+func (h *hold) renew(ctx context.Context) {
+	defer close(h.stopped)
+	ticker := time.NewTicker(h.ackWait / 3)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		// A stall shows as a tick that comes late: the record is read before the
+		// delivery is renewed, for a renewal of a lost job would hold back its
+		// new owner's redelivery.
+		if h.sure(ctx) != nil {
+			continue
+		}
+		answer, cancel := context.WithTimeout(ctx, h.ackWait/3)
+		began := time.Now()
+		err := h.delivery.Extend(answer)
+		cancel()
+		switch {
+		case err == nil:
+			h.renewed.Store(int64(began.Sub(h.start)))
+		case errors.Is(err, broker.ErrSettled):
+			return
+		case ctx.Err() == nil:
+			h.log.WarnContext(ctx, "job not renewed", "error", err)
+		}
+	}
+}
+
+// sure reports that the job is this worker's: it was renewed within the ack
+// wait, or the record says so now. It is errLostClaim when another has it, and
+// the bus's error when nobody can tell.
+func (h *hold) sure(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	if time.Since(h.start)-time.Duration(h.renewed.Load()) <= h.ackWait {
+		return nil
+	}
+	claim := h.claim.Load()
+	if claim == nil {
+		return nil // nothing claimed: the claim itself will tell
+	}
+	asked := time.Since(h.start)
+	mine, err := h.bus.StillMine(ctx, *claim)
+	if err != nil {
+		return err
+	}
+	if !mine {
+		h.delivery.Drop()
+		h.lose(errLostClaim)
+		h.log.WarnContext(ctx, "claim lost: the job is left to its new owner", "revision", claim.Revision)
+		return errLostClaim
+	}
+	h.renewed.Store(int64(asked))
+	return nil
+}
+
+// lost gives the job up because a write met another's.
+func (h *hold) lost(ctx context.Context) {
+	h.delivery.Drop()
+	h.lose(errLostClaim)
+	h.log.WarnContext(ctx, "claim lost: another wrote the record first")
+}

@@ -1,0 +1,79 @@
+package worker
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"starling/protocol"
+)
+
+// guest is one that runs now.
+type guest struct {
+	dir   *workdir
+	quota int64
+	stop  context.CancelCauseFunc
+}
+
+// running is the set of guests that run now. It is safe for concurrent use.
+type running struct {
+	mu     sync.Mutex
+	guests map[protocol.SessionID]*guest // guarded by mu
+}
+
+// add puts a guest into the set and returns how it leaves.
+func (r *running) add(id protocol.SessionID, g *guest) (remove func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.guests == nil {
+		r.guests = make(map[protocol.SessionID]*guest)
+	}
+	r.guests[id] = g
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.guests, id)
+	}
+}
+
+func (r *running) has(id protocol.SessionID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.guests[id] != nil
+}
+
+func (r *running) snapshot() map[protocol.SessionID]*guest {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.guests)
+}
+
+const (
+	quotaInterval = time.Second
+	pruneInterval = time.Hour
+)
+
+// housekeep measures the work directories of running guests against their quota
+// and prunes old ones, until ctx is done.
+func (w *Worker) housekeep(ctx context.Context) {
+	quotas, prunes := time.NewTicker(quotaInterval), time.NewTicker(pruneInterval)
+	defer quotas.Stop()
+	defer prunes.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-quotas.C:
+			for _, g := range w.running.snapshot() {
+				if used := g.dir.size(g.quota); used > g.quota {
+					g.stop(&quotaError{used, g.quota})
+				}
+			}
+		case now := <-prunes.C:
+			if err := w.prune(now); err != nil {
+				w.log.Warn("old work directories not removed", "error", err)
+			}
+		}
+	}
+}

@@ -1,0 +1,287 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"starling/broker"
+	"starling/completion"
+	"starling/protocol"
+)
+
+// delegation is one job from its claim to its settlement. One goroutine uses it.
+type delegation struct {
+	w        *Worker
+	log      *slog.Logger
+	hold     *hold
+	cancel   *cancellation
+	delivery *broker.Delivery
+	job      protocol.Job
+}
+
+// attemptEnd is what the worker that ran the attempt knows and another does not.
+type attemptEnd struct {
+	root   *os.Root // of the work directory; nil: completion.json is not ours to write
+	frames *broker.FrameSender
+	spent  bool // the job becomes a dead letter
+}
+
+// place is where the terminal status goes: behind the attempt's frames, or
+// wherever the task stands when another ran it.
+func (e attemptEnd) place() broker.TerminalOptions {
+	if e.frames == nil {
+		return broker.TerminalOptions{}
+	}
+	return broker.TerminalOptions{Seq: e.frames.NextSeq(), LastSequence: e.frames.LastSequence()}
+}
+
+// attempt runs the capsule and reports. The order, each step safe to repeat
+// after a crash at any point: frames and response acked → ledger outcome →
+// completion.json → terminal frame → post → ledger delivery → completion.json
+// again → ack.
+//
+// Source: docs/protocol.md, section 6, "Order at the end of an attempt".
+func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
+	log := g.log.With("attempt", claim.Record.Attempt, "session_id", claim.Record.SessionID)
+	g.log = log
+	a, err := g.w.newAttempt(log, g.hold, g.cancel, g.job, claim)
+	if err != nil {
+		log.Error("attempt not started: the task is handed back", "error", err)
+		g.handBack(ctx, claim.Entry)
+		return
+	}
+	defer a.close()
+	c := a.run(ctx, guests)
+	if err := g.hold.sure(ctx); errors.Is(err, errLostClaim) {
+		a.frames.Close()
+		return
+	}
+	if c.handBack {
+		g.handBack(ctx, claim.Entry)
+		return
+	}
+	// The slot is free when the guest is gone; reporting goes on outside it,
+	// bounded, so that slow doors hold up no other job.
+	select {
+	case g.w.reports <- struct{}{}:
+		defer func() { <-g.w.reports }()
+	case <-ctx.Done():
+		return
+	}
+	g.delivery.Release()
+	g.report(ctx, a, c)
+}
+
+// report takes a conclusion to the ledger and completes the delegation.
+func (g *delegation) report(ctx context.Context, a *attempt, c conclusion) {
+	rec, err := g.conclusionRecord(ctx, a, c)
+	if err != nil {
+		g.left("the task's frames were not stored", err)
+		return
+	}
+	entry, err := g.writeOutcome(ctx, rec, a.claim.Revision)
+	if err != nil {
+		a.frames.Close()
+		return
+	}
+	a.trace.end(time.Now(), *rec.Ending, *rec.Outcome)
+	g.complete(ctx, entry, attemptEnd{root: a.dir.root, frames: a.frames})
+}
+
+// conclusionRecord writes what must stand before the outcome does: the result
+// file, a large result's object, the response and every frame.
+func (g *delegation) conclusionRecord(ctx context.Context, a *attempt, c conclusion) (protocol.Record, error) {
+	var resultPath string
+	var object *protocol.ResultObject
+	rec := a.claim.Record
+	if c.reporter == protocol.ReportedByChild {
+		var err error
+		if resultPath, err = a.dir.result(rec.SessionID, rec.TaskID, c.fileText()); err != nil {
+			g.log.Warn("result file not written", "error", err)
+		}
+	}
+	if c.response != nil {
+		response := protocol.Frame{Kind: protocol.FrameResponse, Text: *c.response}
+		if !protocol.FitsResponse(*c.response) {
+			stored, err := g.storeResult(ctx, rec, *c.response)
+			if err != nil {
+				return rec, err
+			}
+			object, response.Object = &stored, &stored
+		}
+		if err := a.send(ctx, response); err != nil {
+			return rec, err
+		}
+	}
+	if err := a.frames.Flush(ctx); err != nil {
+		return rec, err
+	}
+	return c.record(rec, g.w.cfg.WorkerID, resultPath, object, time.Now()), nil
+}
+
+func (g *delegation) storeResult(ctx context.Context, rec protocol.Record, result string) (stored protocol.ResultObject, err error) {
+	err = g.w.persist(ctx, func() error {
+		stored, err = g.w.bus.PutResult(ctx, rec.DelegationID, rec.SessionID, []byte(result))
+		return err
+	})
+	return stored, err
+}
+
+// writeOutcome writes the final record over the claim. Another's write there
+// means that the claim is lost.
+func (g *delegation) writeOutcome(ctx context.Context, rec protocol.Record, at uint64) (entry broker.Entry, err error) {
+	err = g.w.persist(ctx, func() error {
+		entry, err = g.w.bus.WriteRecord(ctx, rec, at)
+		return err
+	})
+	switch {
+	case errors.Is(err, broker.ErrLost):
+		g.hold.lost(ctx)
+	case err != nil:
+		g.left("the outcome was not written", err)
+	default:
+		g.hold.claim.Store(&entry)
+		g.cancel.end(entry.Record.Status)
+	}
+	return entry, err
+}
+
+// complete tells everybody of a final record, from the record and never from
+// memory, and settles the delivery.
+func (g *delegation) complete(ctx context.Context, entry broker.Entry, end attemptEnd) {
+	g.writeFile(end.root, entry.Record)
+	err := g.step(ctx, func() error { return g.w.bus.WriteTerminal(ctx, entry.Record, end.place()) })
+	if err == nil {
+		entry, err = g.tell(ctx, entry, end)
+	}
+	if err == nil {
+		err = g.step(ctx, func() error {
+			if end.spent {
+				return g.delivery.DeadLetter(ctx, protocol.DeadAttemptsSpent, entry.Record.Outcome.Detail)
+			}
+			return g.delivery.Ack(ctx)
+		})
+	}
+	if err != nil {
+		g.left("the delegation was not completed", err)
+		return
+	}
+	g.w.jobsDone.Add(1)
+	o := entry.Record.Outcome
+	g.log.Info("job settled", "outcome", o.Status, "duration_ms", o.DurationMS, "delivered", o.Delivered)
+}
+
+// tell posts the news to the parent's door and writes down how that went. A
+// delegation that the parent ended, or that was posted before, is not posted.
+func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEnd) (broker.Entry, error) {
+	o := *entry.Record.Outcome
+	if !g.job.Spawner.HasAddress() || o.Delivered || o.DeliveryError != "" || o.ParentEnded() {
+		return entry, nil
+	}
+	if err := g.sure(ctx); err != nil {
+		return entry, err
+	}
+	err := g.w.bridge.Deliver(ctx, g.job.Spawner, o, g.delivery.Traceparent())
+	if cause := context.Cause(ctx); cause != nil {
+		return entry, cause // told or not, nobody may say so any more
+	}
+	o.Delivered = err == nil
+	if err != nil {
+		o.DeliveryError = err.Error()
+		g.log.Warn("the parent was not told", "error", o.DeliveryError)
+	}
+	rec := entry.Record
+	rec.Outcome = &o
+	err = g.step(ctx, func() error {
+		written, err := g.w.bus.WriteRecord(ctx, rec, entry.Revision)
+		var lost *broker.LostError
+		if errors.As(err, &lost) && lost.Current.Record.Status.Final() {
+			written, err = lost.Current, nil // another completed it from the record meanwhile
+		}
+		if err == nil {
+			entry = written
+			g.hold.claim.Store(&entry)
+		}
+		return err
+	})
+	if err == nil {
+		g.writeFile(end.root, entry.Record)
+	}
+	return entry, err
+}
+
+// writeFile puts the outcome into the work directory, when that is ours.
+func (g *delegation) writeFile(root *os.Root, rec protocol.Record) {
+	if root == nil {
+		return
+	}
+	if err := completion.Write(root, *rec.Outcome); err != nil {
+		g.log.Warn("completion.json not written", "error", err)
+	}
+}
+
+// handBack returns the task to the queue: the record first, then the nak.
+func (g *delegation) handBack(ctx context.Context, entry broker.Entry) {
+	rec := entry.Record
+	rec.Status, rec.Returned, rec.SessionID, rec.Workdir = protocol.StatusSubmitted, rec.Returned+1, "", ""
+	rec.StartedAt = protocol.Time{}
+	err := g.w.persist(ctx, func() error {
+		_, err := g.w.bus.WriteRecord(ctx, rec, entry.Revision)
+		return err
+	})
+	if errors.Is(err, broker.ErrLost) {
+		g.hold.lost(ctx)
+		return
+	}
+	if err == nil {
+		err = g.w.persist(ctx, func() error { return g.delivery.Nak(ctx) })
+	}
+	if err != nil {
+		g.left("the task was not handed back", err)
+		return
+	}
+	g.log.Info("task handed back")
+}
+
+// step does one thing that tells others, once it is sure that the job is ours.
+func (g *delegation) step(ctx context.Context, do func() error) error {
+	return g.w.persist(ctx, func() error {
+		if err := g.sure(ctx); err != nil {
+			return err
+		}
+		return do()
+	})
+}
+
+func (g *delegation) sure(ctx context.Context) error { return g.hold.sure(ctx) }
+
+// left gives a job up without settling it: it is redelivered, and whoever takes
+// it goes on from the record.
+func (g *delegation) left(what string, err error) {
+	g.delivery.Drop()
+	if errors.Is(err, errLostClaim) {
+		return
+	}
+	g.log.Warn("job left to be redelivered: "+what, "error", err)
+}
+
+// persist repeats do while the bus is away, until ctx is done.
+func (w *Worker) persist(ctx context.Context, do func() error) error {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
+		err := do()
+		if err == nil || !errors.Is(err, broker.ErrUnavailable) {
+			return err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}

@@ -1,0 +1,164 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"time"
+
+	"starling/protocol"
+)
+
+const (
+	taskFile  = "task.md"
+	traceFile = "trace.jsonl"
+
+	// maxResultBytes bounds what is read of a capsule's result file. A larger
+	// one stays in the work directory alone.
+	maxResultBytes = 64 << 20
+)
+
+// workdir is the directory of one attempt:
+//
+//	<work root>/<session id>/work        the guest's root; the outcome's workdir
+//	<work root>/<session id>/trace.jsonl out of the guest's reach
+//
+// Everything the host reads or writes in work goes through an os.Root: a guest
+// may plant links.
+type workdir struct {
+	base string // <work root>/<session id>
+	path string // …/work, absolute
+	root *os.Root
+}
+
+// workdirPath is the path of an attempt's work directory before it is made.
+func (w *Worker) workdirPath(session protocol.SessionID) string {
+	return filepath.Join(w.cfg.WorkRoot, string(session), "work")
+}
+
+// makeWorkdir makes the directories, mode 0700, and the task's file where the
+// guest will see it.
+func (w *Worker) makeWorkdir(session protocol.SessionID) (*workdir, error) {
+	d := &workdir{path: w.workdirPath(session)}
+	d.base = filepath.Dir(d.path)
+	for _, dir := range []string{d.base, d.path} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("work directory: %w", err)
+		}
+	}
+	root, err := os.OpenRoot(d.path)
+	if err != nil {
+		return nil, fmt.Errorf("work directory: %w", err)
+	}
+	d.root = root
+	return d, nil
+}
+
+func (d *workdir) close() error { return d.root.Close() }
+
+// prepare makes the scope and puts the task into it.
+func (d *workdir) prepare(scope, task string) error {
+	if scope != "" {
+		if err := d.root.MkdirAll(scope, 0o700); err != nil {
+			return fmt.Errorf("work directory: scope: %w", err)
+		}
+	}
+	if err := d.root.WriteFile(path.Join(scope, taskFile), []byte(task), 0o600); err != nil {
+		return fmt.Errorf("work directory: %w", err)
+	}
+	return nil
+}
+
+// answer is the content of out/result.txt under the guest's root, or nil when
+// the capsule wrote none.
+func (d *workdir) answer(scope string) (*string, error) {
+	name := path.Join(scope, protocol.DefaultResultPath)
+	if !d.regular(name) {
+		return nil, nil
+	}
+	f, err := d.root.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("result file: %w", err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	content, err := io.ReadAll(io.LimitReader(f, maxResultBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("result file: %w", err)
+	}
+	if len(content) > maxResultBytes {
+		return nil, fmt.Errorf("result file: it is over %d bytes", maxResultBytes)
+	}
+	text := string(content)
+	return &text, nil
+}
+
+// result finds the result file that a child's outcome names, and writes
+// out/result.txt when the capsule left none.
+func (d *workdir) result(session protocol.SessionID, task protocol.TaskID, content string) (string, error) {
+	for _, name := range protocol.ResultPaths(session, task) {
+		if d.regular(name) {
+			return name, nil
+		}
+	}
+	err := d.root.Mkdir(path.Dir(protocol.DefaultResultPath), 0o700)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		err = d.root.WriteFile(protocol.DefaultResultPath, []byte(content), 0o600)
+	}
+	if err != nil {
+		return "", fmt.Errorf("write the result file: %w", err)
+	}
+	return protocol.DefaultResultPath, nil
+}
+
+// regular reports whether name is a regular file, and no link to one.
+func (d *workdir) regular(name string) bool {
+	info, err := d.root.Lstat(name)
+	return err == nil && info.Mode().IsRegular()
+}
+
+// errQuota stops measuring once the quota is passed.
+var errQuota = errors.New("quota passed")
+
+// size adds up the bytes below the work directory, and stops early past limit.
+// A sparse file counts with its length. What vanishes meanwhile counts nothing.
+func (d *workdir) size(limit int64) int64 {
+	var total int64
+	err := fs.WalkDir(d.root.FS(), ".", func(_ string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return nil
+		}
+		if info, err := entry.Info(); err == nil {
+			total += info.Size()
+		}
+		if total > limit {
+			return errQuota
+		}
+		return nil
+	})
+	_ = err // errQuota, or nothing: the callback swallows the rest
+	return total
+}
+
+// prune removes what attempts left more than Retention ago.
+func (w *Worker) prune(now time.Time) error {
+	entries, err := os.ReadDir(w.cfg.WorkRoot)
+	if err != nil {
+		return fmt.Errorf("work root: %w", err)
+	}
+	var problems []error
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err != nil || !entry.IsDir() || protocol.ValidateName("session", entry.Name()) != nil {
+			continue
+		}
+		if w.running.has(protocol.SessionID(entry.Name())) || now.Sub(info.ModTime()) < w.cfg.Retention {
+			continue
+		}
+		problems = append(problems, os.RemoveAll(filepath.Join(w.cfg.WorkRoot, entry.Name())))
+	}
+	return errors.Join(problems...)
+}

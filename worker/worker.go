@@ -1,0 +1,217 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"starling/broker"
+	"starling/completion"
+	"starling/protocol"
+	"starling/sandbox"
+)
+
+// Worker takes jobs of one pool and runs them. Make one with [New], run it once
+// with [Worker.Run].
+type Worker struct {
+	cfg    Config
+	bus    *broker.Bus
+	engine *sandbox.Engine
+	bridge *completion.Bridge
+	log    *slog.Logger
+
+	taker    *broker.Taker // set by Run before the first job
+	capsules *capsules     // the same
+	running  running
+	reports  chan struct{} // one place per job that reports outside a slot
+
+	startedAt time.Time
+	jobsDone  atomic.Int64
+	draining  atomic.Bool
+
+	drainOnce, stopOnce sync.Once
+	drainAsked          chan struct{} // closed by Drain
+	stopAsked           chan struct{} // closed by Stop
+}
+
+// New makes a worker on parts that the caller owns and closes after Run. It
+// starts nothing.
+func New(cfg Config, bus *broker.Bus, engine *sandbox.Engine, bridge *completion.Bridge, log *slog.Logger) (*Worker, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("worker: %w", err)
+	}
+	return &Worker{
+		cfg: cfg, bus: bus, engine: engine, bridge: bridge, log: log.With("worker_id", cfg.WorkerID),
+		reports: make(chan struct{}, cfg.Reports), startedAt: time.Now(),
+		drainAsked: make(chan struct{}), stopAsked: make(chan struct{}),
+	}, nil
+}
+
+// ID is the worker's.
+func (w *Worker) ID() protocol.WorkerID { return w.cfg.WorkerID }
+
+// Drain makes Run take no more jobs and return once those it holds have ended.
+// It does not block. Idempotent.
+func (w *Worker) Drain() {
+	w.drainOnce.Do(func() {
+		w.draining.Store(true)
+		close(w.drainAsked)
+	})
+}
+
+// Stop drains and hands running tasks back at once instead of after the drain
+// timeout. It does not block. Idempotent.
+func (w *Worker) Stop() {
+	w.Drain()
+	w.stopOnce.Do(func() { close(w.stopAsked) })
+}
+
+// handBackTimeout bounds how long stopped guests may take to be handed back;
+// what has not settled then is redelivered after the ack wait.
+const handBackTimeout = 15 * time.Second
+
+// Run works until ctx is done or [Worker.Drain] is called, then drains: it
+// leaves its pool, gives back what open pulls still bring and waits for its
+// guests; what runs past the drain timeout is stopped and handed back. It
+// returns nil after a drain, and an error when it could not start or lost its
+// queue. ready, if not nil, is called once the worker takes jobs.
+func (w *Worker) Run(ctx context.Context, ready func()) error {
+	if err := os.MkdirAll(w.cfg.WorkRoot, 0o700); err != nil {
+		return fmt.Errorf("worker: work root: %w", err)
+	}
+	var err error
+	if w.capsules, err = newCapsules(ctx, w.bus, w.cfg.CacheDir); err != nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	defer w.capsules.close()
+	if w.taker, err = w.bus.NewTaker(ctx, broker.TakerConfig{
+		Pool: w.cfg.Pool, Slots: w.cfg.Slots, PullExpires: w.cfg.PullExpires,
+	}); err != nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	presence, err := w.announce(ctx)
+	if err != nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	life := context.WithoutCancel(ctx) // a drain outlives ctx
+	keeping, stopKeeping := context.WithCancel(life)
+	var house sync.WaitGroup
+	house.Go(func() { w.housekeep(keeping) })
+	w.log.Info("worker ready", "pool", w.cfg.Pool, "slots", w.cfg.Slots)
+	err = w.work(ctx, life, presence, ready)
+	stopKeeping()
+	house.Wait()
+	err = errors.Join(err, presence.close(life))
+	w.log.Info("worker stopped", "jobs_done", w.jobsDone.Load())
+	return err
+}
+
+// work takes jobs until it is told to drain, and drains.
+func (w *Worker) work(ctx, life context.Context, presence *presence, ready func()) error {
+	taking, takeNoMore := context.WithCancel(life)
+	defer takeNoMore()
+	jobs, giveUp := context.WithCancelCause(life)
+	defer giveUp(nil)
+	guests, handBack := context.WithCancelCause(jobs)
+	defer handBack(nil)
+
+	var held sync.WaitGroup
+	took := make(chan error, 1)
+	go func() {
+		took <- w.taker.Run(taking, func(d *broker.Delivery) {
+			held.Go(func() { w.do(jobs, guests, d) })
+		})
+	}()
+	if ready != nil {
+		ready()
+	}
+	var err error
+	select {
+	case <-ctx.Done():
+	case <-w.drainAsked:
+	case err = <-took:
+		took <- nil // read once more below
+	}
+	w.Drain()
+	w.log.Info("worker drains", "busy", w.taker.Busy(), "drain_timeout", w.cfg.DrainTimeout.String())
+	if err := presence.leave(life); err != nil {
+		w.log.Warn("drain not announced", "error", err)
+	}
+	takeNoMore()
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		err = errors.Join(err, <-took)
+		held.Wait()
+	}()
+	w.awaitDrain(settled, handBack, giveUp)
+	<-settled
+	return err
+}
+
+// awaitDrain waits for the jobs that are held: first for their guests, then,
+// past the drain timeout or on Stop, for them to be handed back.
+func (w *Worker) awaitDrain(settled <-chan struct{}, handBack, giveUp context.CancelCauseFunc) {
+	timeout := time.NewTimer(w.cfg.DrainTimeout)
+	defer timeout.Stop()
+	select {
+	case <-settled:
+		return
+	case <-timeout.C:
+	case <-w.stopAsked:
+	}
+	handBack(errHandBack)
+	timeout.Reset(handBackTimeout)
+	select {
+	case <-settled:
+	case <-timeout.C:
+		giveUp(errHandBack)
+	}
+}
+
+// presence is how the fleet sees this worker: its entry and its endpoints.
+type presence struct {
+	heartbeat *broker.Heartbeat
+	service   *broker.Service
+}
+
+func (w *Worker) announce(ctx context.Context) (*presence, error) {
+	service, err := w.bus.Serve(ctx, broker.ServiceConfig{
+		WorkerID: w.cfg.WorkerID, Pool: w.cfg.Pool, Version: w.cfg.Version,
+		Drain: func(context.Context) error { w.Drain(); return nil },
+		Stats: w.info,
+	})
+	if err != nil {
+		return nil, err
+	}
+	heartbeat, err := w.bus.Announce(context.WithoutCancel(ctx), w.info)
+	if err != nil {
+		return nil, errors.Join(err, service.Close(ctx))
+	}
+	return &presence{heartbeat, service}, nil
+}
+
+// leave says that the worker takes no more.
+func (p *presence) leave(ctx context.Context) error {
+	return errors.Join(p.service.LeavePool(ctx), p.heartbeat.Beat(ctx))
+}
+
+func (p *presence) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return errors.Join(p.service.Close(ctx), p.heartbeat.Close(ctx))
+}
+
+// info is the worker's entry in the registry.
+func (w *Worker) info() protocol.WorkerInfo {
+	return protocol.WorkerInfo{
+		WorkerID: w.cfg.WorkerID, Pool: w.cfg.Pool, Host: w.cfg.Host, PID: os.Getpid(), Version: w.cfg.Version,
+		Slots: w.cfg.Slots, Busy: w.taker.Busy(), Draining: w.draining.Load(), JobsDone: w.jobsDone.Load(),
+		StartedAt: protocol.NewTime(w.startedAt), SeenAt: protocol.NewTime(time.Now()),
+	}
+}
