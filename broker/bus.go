@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
 
 	"starling/protocol"
 )
@@ -231,7 +233,7 @@ func (b *Bus) options(cfg Config, name string) []nats.Option {
 	}
 	switch {
 	case cfg.CredsFile != "":
-		options = append(options, nats.UserCredentials(cfg.CredsFile))
+		options = append(options, credsOption(cfg.CredsFile))
 	case cfg.NKeyFile != "":
 		options = append(options, nkeyOption(cfg.NKeyFile))
 	case cfg.User != "":
@@ -258,6 +260,22 @@ func nkeyOption(path string) nats.Option {
 		return func(*nats.Options) error { return fmt.Errorf("%w: NKeyFile %s holds no NKey seed", ErrConfig, path) }
 	}
 	return option
+}
+
+// credsOption reads the file once to tell a bad one from a refused one; the
+// client reads it again at each connect, so that it can be renewed.
+func credsOption(path string) nats.Option {
+	content, err := os.ReadFile(path)
+	if err == nil {
+		_, err = nkeys.ParseDecoratedUserNKey(content)
+	}
+	clear(content)
+	if err != nil {
+		return func(*nats.Options) error {
+			return fmt.Errorf("%w: CredsFile %s holds no user credentials", ErrConfig, path)
+		}
+	}
+	return nats.UserCredentials(path)
 }
 
 // olderThan compares the first two numbers of two versions. A version that
