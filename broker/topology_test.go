@@ -1,0 +1,345 @@
+package broker_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"starling/broker"
+	"starling/protocol"
+	"starling/testenv"
+)
+
+// jetStream looks at a server behind the broker's back.
+func jetStream(t *testing.T, url string) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+func streamConfig(t *testing.T, js jetstream.JetStream, name string) jetstream.StreamConfig {
+	t.Helper()
+	s, err := js.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatalf("stream %s: %v", name, err)
+	}
+	return s.CachedInfo().Config
+}
+
+// shape is a stream's settings as section 2 lists them.
+func shape(c jetstream.StreamConfig) string {
+	text := fmt.Sprintf("%v retention=%s storage=%s age=%s perSubject=%d discard=%s newPerSubject=%t msgSize=%d direct=%t consumers=%d r=%d",
+		c.Subjects, c.Retention, c.Storage, c.MaxAge, c.MaxMsgsPerSubject, c.Discard, c.DiscardNewPerSubject, c.MaxMsgSize, c.AllowDirect, c.MaxConsumers, c.Replicas)
+	if c.RePublish != nil {
+		text += fmt.Sprintf(" republish=%s to %s", c.RePublish.Source, c.RePublish.Destination)
+	}
+	return text
+}
+
+func wantTopology(replicas int) map[string]string {
+	r := fmt.Sprintf(" r=%d", replicas)
+	return map[string]string{
+		"STARLING_JOBS":             "[starling.jobs.default.*.*] retention=WorkQueue storage=File age=0s perSubject=1 discard=DiscardNew newPerSubject=true msgSize=278528 direct=true consumers=10000" + r,
+		"STARLING_TASKS":            "[starling.tasks.*] retention=Limits storage=File age=72h0m0s perSubject=-1 discard=DiscardOld newPerSubject=false msgSize=-1 direct=true consumers=100000" + r,
+		"STARLING_DLQ":              "[starling.dlq.*.*] retention=Limits storage=File age=720h0m0s perSubject=-1 discard=DiscardOld newPerSubject=false msgSize=-1 direct=true consumers=10000" + r,
+		"KV_starling-delegations":   "[$KV.starling-delegations.>] retention=Limits storage=File age=168h0m0s perSubject=1 discard=DiscardNew newPerSubject=false msgSize=65536 direct=true consumers=10000" + r + " republish=$KV.starling-delegations.> to starling.delegations.>",
+		"KV_starling-capsule-index": "[$KV.starling-capsule-index.>] retention=Limits storage=File age=0s perSubject=1 discard=DiscardNew newPerSubject=false msgSize=-1 direct=true consumers=10000" + r,
+		"OBJ_starling-capsules":     "[$O.starling-capsules.C.> $O.starling-capsules.M.>] retention=Limits storage=File age=0s perSubject=-1 discard=DiscardNew newPerSubject=false msgSize=-1 direct=true consumers=10000" + r,
+		"OBJ_starling-results":      "[$O.starling-results.C.> $O.starling-results.M.>] retention=Limits storage=File age=168h0m0s perSubject=-1 discard=DiscardNew newPerSubject=false msgSize=-1 direct=true consumers=10000" + r,
+		"KV_starling-workers":       "[$KV.starling-workers.>] retention=Limits storage=Memory age=30s perSubject=1 discard=DiscardNew newPerSubject=false msgSize=-1 direct=true consumers=10000" + r,
+	}
+}
+
+func wantInit(t *testing.T, url string, replicas int) {
+	t.Helper()
+	js := jetStream(t, url)
+	got := map[string]string{}
+	names := js.StreamNames(t.Context())
+	for name := range names.Name() {
+		got[name] = shape(streamConfig(t, js, name))
+	}
+	if diff := cmp.Diff(wantTopology(replicas), got); diff != "" {
+		t.Errorf("Init() (-want +got):\n%s", diff)
+	}
+	if d := streamConfig(t, js, "STARLING_TASKS").Duplicates; d != 30*time.Second {
+		t.Errorf("the duplicate window of frames is %s, want 30s", d)
+	}
+	for _, lane := range protocol.Lanes() {
+		c, err := js.Consumer(t.Context(), "STARLING_JOBS", "default-"+string(lane))
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := c.CachedInfo().Config
+		got := fmt.Sprint(i.Durable, i.FilterSubject, i.AckPolicy, i.AckWait, i.MaxDeliver, len(i.BackOff), i.MaxAckPending >= 100_000, i.MaxWaiting >= 50_000)
+		want := fmt.Sprint("default-"+string(lane), "starling.jobs.default."+string(lane)+".*", jetstream.AckExplicitPolicy, 30*time.Second, -1, 0, true, true)
+		if got != want {
+			t.Errorf("consumer of %s = %s, want %s", lane, got, want)
+		}
+	}
+}
+
+func TestInitCreatesSection2(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	wantInit(t, s.URL(), 1)
+	if pools, err := b.PoolNames(t.Context()); err != nil || !slices.Equal(pools, []string{"default"}) {
+		t.Errorf("PoolNames() = %v, %v", pools, err)
+	}
+	// The client's own calls take the buckets for what they are.
+	js := jetStream(t, s.URL())
+	for _, bucket := range []string{"starling-delegations", "starling-capsule-index", "starling-workers"} {
+		if _, err := js.KeyValue(t.Context(), bucket); err != nil {
+			t.Errorf("KeyValue(%s) = %v", bucket, err)
+		}
+	}
+	for _, bucket := range []string{"starling-capsules", "starling-results"} {
+		if _, err := js.ObjectStore(t.Context(), bucket); err != nil {
+			t.Errorf("ObjectStore(%s) = %v", bucket, err)
+		}
+	}
+}
+
+func TestInitCreatesSection2AtThreeReplicas(t *testing.T) {
+	t.Parallel()
+	c := testenv.Cluster(t)
+	b := connected(t, c.URL())
+	for range 2 {
+		if err := b.Init(t.Context(), broker.InitConfig{Replicas: 3}); err != nil {
+			t.Fatalf("Init() = %v", err)
+		}
+	}
+	wantInit(t, c.URL(), 3)
+	c.Stop(c.LeaderOf("STARLING_JOBS"))
+	if err := b.Init(t.Context(), broker.InitConfig{Pools: []string{"gpu"}}); err != nil {
+		t.Fatalf("Init() of a pool without one of three servers = %v", err)
+	}
+	if pools, err := b.PoolNames(t.Context()); err != nil || !slices.Equal(pools, []string{"default", "gpu"}) {
+		t.Errorf("PoolNames() = %v, %v", pools, err)
+	}
+}
+
+func TestInitAddsPoolsWithoutDisturbingOthers(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	js := jetStream(t, s.URL())
+	if _, err := js.Publish(t.Context(), "starling.jobs.default.user.tsk_1", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	c, err := js.Consumer(t.Context(), "STARLING_JOBS", "default-user")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := c.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := b.Init(t.Context(), broker.InitConfig{Pools: []string{"gpu", "a-b"}}); err != nil {
+			t.Fatalf("Init() = %v", err)
+		}
+	}
+	if pools, err := b.PoolNames(t.Context()); err != nil || !slices.Equal(pools, []string{"a-b", "default", "gpu"}) {
+		t.Errorf("PoolNames() = %v, %v", pools, err)
+	}
+	if err := m.DoubleAck(t.Context()); err != nil {
+		t.Errorf("acking a job across Init = %v", err)
+	}
+	if c, err := js.Consumer(t.Context(), "STARLING_JOBS", "a-b-peer"); err != nil || c.CachedInfo().Config.FilterSubject != "starling.jobs.a-b.peer.*" {
+		t.Errorf("consumer a-b-peer: %v", err)
+	}
+}
+
+func TestManyInitsAtOnceKeepEachOthersPools(t *testing.T) {
+	t.Parallel()
+	s := testenv.NATS(t)
+	b := connected(t, s.URL())
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	var want []string
+	for i := range errs {
+		pool := fmt.Sprintf("p%d", i)
+		want = append(want, pool)
+		wg.Go(func() { errs[i] = b.Init(t.Context(), broker.InitConfig{Pools: []string{pool}}) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if pools, err := b.PoolNames(t.Context()); err != nil || !slices.Equal(pools, want) {
+		t.Errorf("PoolNames() = %v, %v, want %v", pools, err, want)
+	}
+}
+
+func TestInitChangesWhatAnOperatorAsksFor(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	js := jetStream(t, s.URL())
+	cfg := broker.InitConfig{
+		AckWait: time.Second, MaxJobs: 5, MaxJobBytes: 1 << 20, MaxFrameBytes: 2 << 20, MaxLedgerBytes: 3 << 20, MaxResultBytes: 4 << 20,
+		FrameAge: 10 * time.Second, LedgerAge: time.Hour, ResultAge: 2 * time.Hour, DeadLetterAge: 3 * time.Hour, MaxObservers: 7,
+	}
+	for _, c := range []broker.InitConfig{cfg, {}} { // leaving it out keeps it
+		if err := b.Init(t.Context(), c); err != nil {
+			t.Fatalf("Init() = %v", err)
+		}
+		got := map[string]string{}
+		for _, name := range []string{"STARLING_JOBS", "STARLING_TASKS", "KV_starling-delegations", "OBJ_starling-results", "STARLING_DLQ"} {
+			c := streamConfig(t, js, name)
+			got[name] = fmt.Sprint(c.MaxMsgs, c.MaxBytes, c.MaxAge, c.MaxConsumers)
+		}
+		want := map[string]string{
+			"STARLING_JOBS": "5 1048576 0s 10000", "STARLING_TASKS": "-1 2097152 10s 7", "KV_starling-delegations": "-1 3145728 1h0m0s 10000",
+			"OBJ_starling-results": "-1 4194304 2h0m0s 10000", "STARLING_DLQ": "-1 -1 3h0m0s 10000",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("after Init (-want +got):\n%s", diff)
+		}
+		consumer, err := js.Consumer(t.Context(), "STARLING_JOBS", "default-bg")
+		if err != nil || consumer.CachedInfo().Config.AckWait != time.Second {
+			t.Errorf("ack wait is not changed: %v", err)
+		}
+	}
+}
+
+func TestInitRefusesWhatDiffersAndChangesNothing(t *testing.T) {
+	t.Parallel()
+	for setting, stream := range map[string]jetstream.StreamConfig{
+		"retention":            {Name: "STARLING_JOBS", Subjects: []string{"starling.jobs.default.*.*"}},
+		"subjects":             {Name: "STARLING_TASKS", Subjects: []string{"starling.tasks.>"}, AllowDirect: true},
+		"storage":              {Name: "STARLING_TASKS", Subjects: []string{"starling.tasks.*"}, AllowDirect: true, Storage: jetstream.MemoryStorage},
+		"direct gets":          {Name: "STARLING_DLQ", Subjects: []string{"starling.dlq.*.*"}},
+		"republish":            {Name: "KV_starling-delegations", Subjects: []string{"$KV.starling-delegations.>"}, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, AllowDirect: true, AllowRollup: true, MaxMsgSize: 64 << 10},
+		"messages per subject": {Name: "KV_starling-capsule-index", Subjects: []string{"$KV.starling-capsule-index.>"}, MaxMsgsPerSubject: 5, Discard: jetstream.DiscardNew, AllowDirect: true, AllowRollup: true},
+		"max age":              {Name: "KV_starling-workers", Subjects: []string{"$KV.starling-workers.>"}, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, AllowDirect: true, AllowRollup: true, Storage: jetstream.MemoryStorage, MaxAge: time.Hour},
+		"subjects that are no pool": {Name: "STARLING_JOBS", Subjects: []string{"starling.jobs.default.*.*", "other"}, Retention: jetstream.WorkQueuePolicy,
+			MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true, MaxMsgSize: 272 << 10, AllowDirect: true},
+	} {
+		t.Run(setting, func(t *testing.T) {
+			t.Parallel()
+			s := testenv.NATS(t)
+			js := jetStream(t, s.URL())
+			if _, err := js.CreateStream(t.Context(), stream); err != nil {
+				t.Fatal(err)
+			}
+			err := connected(t, s.URL()).Init(t.Context(), broker.InitConfig{})
+			wantError(t, "Init()", err, broker.ErrTopology, stream.Name, setting)
+			var where *broker.TopologyError
+			if !errors.As(err, &where) || where.Stream != stream.Name || where.Setting != setting {
+				t.Errorf("Init() = %#v", where)
+			}
+			names := js.StreamNames(t.Context())
+			for name := range names.Name() {
+				if name != stream.Name {
+					t.Errorf("Init() made %s", name)
+				}
+			}
+		})
+	}
+}
+
+func TestInitRefusesAConsumerThatDiffers(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	js := jetStream(t, s.URL())
+	if err := js.DeleteConsumer(t.Context(), "STARLING_JOBS", "default-bg"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateConsumer(t.Context(), "STARLING_JOBS", jetstream.ConsumerConfig{
+		Durable: "default-bg", FilterSubject: "starling.jobs.default.bg.*", AckPolicy: jetstream.AckExplicitPolicy, MaxDeliver: 3,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, "Init()", b.Init(t.Context(), broker.InitConfig{}), broker.ErrTopology, "default-bg", "max deliver")
+}
+
+func TestInitConfigValidateJoinsAllProblems(t *testing.T) {
+	t.Parallel()
+	err := broker.InitConfig{Pools: []string{"a.b"}, Replicas: 2, AckWait: time.Millisecond, MaxJobs: -1, LedgerAge: -1}.Validate()
+	wantError(t, "Validate()", err, broker.ErrConfig, "Pools", "Replicas", "AckWait", "MaxJobs", "LedgerAge")
+}
+
+func TestAnUninitializedNamespaceSaysSo(t *testing.T) {
+	t.Parallel()
+	s := testenv.NATS(t)
+	b := connected(t, s.URL())
+	for what, call := range map[string]func() error{
+		"PoolNames":      func() error { _, err := b.PoolNames(t.Context()); return err },
+		"Workers":        func() error { _, err := b.Workers(t.Context()); return err },
+		"ResolveCapsule": func() error { _, err := b.ResolveCapsule(t.Context(), "a", "1"); return err },
+		"PushCapsule": func() error {
+			_, err := b.PushCapsule(t.Context(), protocol.DefaultManifest("a", "1"), []byte("x"))
+			return err
+		},
+		"PutResult": func() error { _, err := b.PutResult(t.Context(), "dlg_1", "ses_1", nil); return err },
+		"Announce": func() error {
+			_, err := b.Announce(t.Context(), func() protocol.WorkerInfo { return protocol.WorkerInfo{WorkerID: "w"} })
+			return err
+		},
+		"Delegations": func() error {
+			for _, err := range b.Delegations(t.Context()) {
+				return err
+			}
+			return nil
+		},
+	} {
+		wantError(t, what, call(), broker.ErrNotInitialized, "starling init")
+	}
+}
+
+func TestAStoreThatIsTooSmallIsTold(t *testing.T) {
+	t.Parallel()
+	s := testenv.NATS(t, testenv.WithMaxStore(1<<20))
+	err := connected(t, s.URL()).Init(t.Context(), broker.InitConfig{})
+	wantError(t, "Init()", err, broker.ErrRefused, "storage")
+}
+
+func TestTheLedgerIsMirrored(t *testing.T) {
+	t.Parallel()
+	_, s := initialized(t)
+	js := jetStream(t, s.URL())
+	sub, err := js.Conn().SubscribeSync("starling.delegations.ses_1.*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kv, err := js.KeyValue(t.Context(), "starling-delegations")
+	if err != nil {
+		t.Fatal(err)
+	}
+	revision, err := kv.Create(t.Context(), "ses_1.dlg_1", []byte("record"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := sub.NextMsg(5 * time.Second)
+	if err != nil || string(m.Data) != "record" || m.Header.Get("Nats-Sequence") != fmt.Sprint(revision) {
+		t.Errorf("the mirror says %v, %v", m, err)
+	}
+	if err := kv.Delete(t.Context(), "ses_1.dlg_1"); err != nil {
+		t.Fatal(err)
+	}
+	m, err = sub.NextMsg(5 * time.Second)
+	if err != nil || len(m.Data) != 0 || m.Header.Get("KV-Operation") != "DEL" {
+		t.Errorf("the mirror of a withdrawn record says %v, %v", m, err)
+	}
+	if _, err := kv.Put(t.Context(), "ses_1.dlg_2", []byte(strings.Repeat("x", 64<<10))); err != nil {
+		t.Errorf("a record of 64 KiB = %v", err)
+	}
+	if _, err := kv.Put(t.Context(), "ses_1.dlg_2", []byte(strings.Repeat("x", 64<<10+1))); err == nil {
+		t.Error("a record of 64 KiB and a byte is stored")
+	}
+}
