@@ -42,6 +42,8 @@ func openArtifacts(dir string) (*artifacts, error) {
 	if dir == "" {
 		return &artifacts{}, nil
 	}
+	// A directory of our own, so that its mode is ours to demand.
+	dir = filepath.Join(dir, "compiled")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("sandbox cache: %w", err)
 	}
@@ -50,7 +52,7 @@ func openArtifacts(dir string) (*artifacts, error) {
 		return nil, fmt.Errorf("sandbox cache: %w", err)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("sandbox cache: %s has mode %#o and holds native code: chmod 700 it, or choose another directory",
+		return nil, fmt.Errorf("sandbox cache: %s has mode %#o and holds native code: chmod 700 it",
 			dir, info.Mode().Perm())
 	}
 	a := &artifacts{dir: dir}

@@ -23,9 +23,10 @@ var ErrRefused = errors.New("refused")
 
 // Config is how an [Engine] runs.
 type Config struct {
-	// CacheDir keeps compiled modules across processes. It is made with mode
-	// 0700 and must belong to this user alone, for what is in it runs as native
-	// code. Several processes may share it. Empty means no disk cache.
+	// CacheDir keeps compiled modules across processes, in a subdirectory
+	// "compiled" of mode 0700: what is in it runs as native code. It is made when
+	// it is not there, several processes of one user may share it, and nothing in
+	// it is ever removed. Empty means no disk cache.
 	CacheDir string
 	// MaxModules bounds the compiled modules that are kept in memory; 0 is 64.
 	MaxModules int

@@ -57,7 +57,7 @@ func GoCapsule(tb testing.TB, name string) string {
 // compiling a Go capsule takes seconds.
 func CompiledCache(tb testing.TB) string {
 	tb.Helper()
-	dir, err := cacheDir("compiled")
+	dir, err := cacheDir("sandbox")
 	if err != nil {
 		tb.Fatalf("cache of compiled modules: %v", err)
 	}

@@ -1,0 +1,104 @@
+package sandbox_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/bytecodealliance/wasmtime-go/v39"
+
+	"starling/protocol"
+	"starling/sandbox"
+	"starling/testenv"
+)
+
+// BenchmarkRun is a whole run of a guest that does nothing, beside the least
+// that the binding needs for the same: a store with WASI and a limiter, an
+// instance, one call.
+func BenchmarkRun(b *testing.B) {
+	module := testenv.WAT(b, "noop")
+	b.Run("floor", func(b *testing.B) {
+		cfg := wasmtime.NewConfig()
+		cfg.SetEpochInterruption(true)
+		engine := wasmtime.NewEngineWithConfig(cfg)
+		compiled, err := wasmtime.NewModuleFromFile(engine, module)
+		if err != nil {
+			b.Fatal(err)
+		}
+		linker := wasmtime.NewLinker(engine)
+		if err := linker.DefineWasi(); err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			store := wasmtime.NewStore(engine)
+			wasi := wasmtime.NewWasiConfig()
+			wasi.SetArgv([]string{"capsule"})
+			store.SetWasi(wasi)
+			store.Limiter(512<<20, 100_000, 1000, -1, 1)
+			store.SetEpochDeadline(1 << 40)
+			instance, err := linker.Instantiate(store, compiled)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := instance.GetFunc(store, "_start").Call(store); err != nil {
+				b.Fatal(err)
+			}
+			store.Close()
+		}
+	})
+	b.Run("noop", func(b *testing.B) { benchmarkSpec(b, newEngine(b), spec(b, module)) })
+	b.Run("noop with a directory", func(b *testing.B) {
+		s := spec(b, module)
+		s.WorkDir = b.TempDir()
+		benchmarkSpec(b, newEngine(b), s)
+	})
+	b.Run("hello in Go", func(b *testing.B) {
+		s := spec(b, testenv.GoCapsule(b, "hello"))
+		s.Stdin = []byte("Ada")
+		benchmarkSpec(b, newEngine(b), s)
+	})
+}
+
+func benchmarkSpec(b *testing.B, e *sandbox.Engine, s sandbox.Spec) {
+	for b.Loop() {
+		if end := e.Run(context.Background(), s, func(protocol.Event) {}); end.Kind != sandbox.Exited {
+			b.Fatalf("Run = %+v, want exited", end)
+		}
+	}
+}
+
+// BenchmarkSignals is what one import signal costs a guest.
+func BenchmarkSignals(b *testing.B) {
+	const each = 1000
+	module := wat(b, `(module
+	  (import "murmur:stream/events@0.1.0" "emit-chunk" (func $chunk (param i32 i32)))
+	  (memory (export "memory") 1)
+	  (func (export "_start") (local $n i32)
+	    (local.set $n (i32.const 1000))
+	    (loop $l
+	      (call $chunk (i32.const 0) (i32.const 8))
+	      (local.set $n (i32.sub (local.get $n) (i32.const 1)))
+	      (br_if $l (local.get $n)))))`)
+	e, s := newEngine(b), spec(b, module)
+	benchmarkSpec(b, e, s)
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/signal")
+}
+
+// BenchmarkLines is what one line of stdout costs in mode events.
+func BenchmarkLines(b *testing.B) {
+	const each = 1000
+	module := wat(b, `(module
+	  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+	  (memory (export "memory") 1)
+	  (data (i32.const 0) "\10\00\00\00\29\00\00\00")
+	  (data (i32.const 16) "{\22event\22:\22text-delta\22,\22text\22:\22fragment\22}\n")
+	  (func (export "_start") (local $n i32)
+	    (local.set $n (i32.const 1000))
+	    (loop $l
+	      (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
+	      (local.set $n (i32.sub (local.get $n) (i32.const 1)))
+	      (br_if $l (local.get $n)))))`)
+	e, s := newEngine(b), spec(b, module)
+	s.Output = protocol.OutputEvents
+	benchmarkSpec(b, e, s)
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/line")
+}
