@@ -112,6 +112,8 @@ var behaviours = map[string]func(task string, args []string){
 		check(err)
 		os.Stdout.Write(text)
 	},
+	// hostile WAY tries to change what lies below /lib/data and /ref.
+	"hostile": func(_ string, args []string) { hostile(args[0]) },
 	// env prints the environment and the arguments.
 	"env": func(string, []string) {
 		fmt.Printf("%q\n%q\n%+v\n", os.Args, os.Environ(), guest.CurrentSession())
@@ -159,6 +161,46 @@ var behaviours = map[string]func(task string, args []string){
 	// end RESULT ends the turn; failed KIND MESSAGE fails it.
 	"end":    func(_ string, args []string) { guest.TurnEnd(strings.Join(args, " ")) },
 	"failed": func(_ string, args []string) { guest.TurnFailed(guest.FailureKind(args[0]), args[1]) },
+}
+
+// hostile prints what came of each try; it goes on after failures.
+func hostile(way string) {
+	try := func(what string, err error) { fmt.Printf("%s: %v\n", what, err) }
+	switch way {
+	case "link":
+		try("link", os.Link("/ref/c", "/mine"))
+		try("write", os.WriteFile("/mine", []byte("changed"), 0o644))
+		try("rename out", os.Rename("/ref/c", "/mine"))
+		try("rename in", os.Rename("/lib/own", "/ref/c"))
+	case "root":
+		// Descriptor 3 is "/": a path through it does not meet the other grants.
+		root, err := os.OpenRoot("/")
+		try("open root", err)
+		if err == nil {
+			try("write", root.WriteFile("ref/c", []byte("changed"), 0o644))
+			try("write", root.WriteFile("lib/data/a", []byte("changed"), 0o644))
+			try("remove", root.RemoveAll("ref"))
+		}
+	case "rename":
+		try("rename", os.Rename("/lib", "/moved"))
+		try("write", os.WriteFile("/moved/data/a", []byte("changed"), 0o644))
+		try("mkdir", os.MkdirAll("/lib/data", 0o755))
+		try("remove", os.RemoveAll("/ref"))
+		try("file", os.WriteFile("/ref", []byte("changed"), 0o644))
+	case "symlink":
+		try("rename", os.Rename("/lib", "/moved"))
+		try("symlink", os.Symlink("moved", "/lib"))
+		try("mkdir", os.MkdirAll("/moved/data", 0o755))
+		try("write", os.WriteFile("/moved/data/a", []byte("changed"), 0o644))
+	case "times":
+		try("chtimes", os.Chtimes("/ref/c", time.Unix(1, 0), time.Unix(1, 0)))
+		try("truncate", os.Truncate("/ref/c", 0))
+		_, err := os.OpenFile("/ref/c", os.O_RDONLY|os.O_TRUNC, 0)
+		try("open truncating", err)
+		_, err = os.OpenFile("/ref/c", os.O_RDWR|os.O_APPEND, 0)
+		try("open for appending", err)
+		try("remove", os.Remove("/ref/c"))
+	}
 }
 
 func number(args []string, i, otherwise int) int {
