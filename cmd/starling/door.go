@@ -58,15 +58,23 @@ func openDoor(listen string, session protocol.SessionID) (door *completion.Door,
 	if door, err = completion.NewDoor(completion.DoorConfig{SessionID: session}); err != nil {
 		return nil, "", nil, &usageError{err}
 	}
-	listener, err := net.Listen("tcp", listen)
+	url, stop, err := serve(listen, door)
 	if err != nil {
 		return nil, "", nil, fmt.Errorf("door: %w; another --listen address may be free", err)
 	}
-	server := &http.Server{Handler: door, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second}
+	return door, url, func() error { door.Close(); return stop() }, nil
+}
+
+// serve serves HTTP until the returned function stops it.
+func serve(listen string, handler http.Handler) (url string, stop func() error, err error) {
+	listener, err := net.Listen("tcp", listen)
+	if err != nil {
+		return "", nil, err
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	return door, "http://" + listener.Addr().String(), func() error {
-		door.Close()
+	return "http://" + listener.Addr().String(), func() error {
 		err := server.Close()
 		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
 			err = errors.Join(err, end)
