@@ -24,8 +24,11 @@ import (
 const MinServerVersion = "2.11"
 
 const (
-	// requestTimeout bounds one request to the bus.
+	// requestTimeout bounds one request to the bus. What can be repeated safely
+	// waits answerTimeout for an answer, and is tried answerTries times.
 	requestTimeout = 5 * time.Second
+	answerTimeout  = 2 * time.Second
+	answerTries    = 3
 
 	// A dead connection is noticed after pingInterval × maxPings, well inside
 	// the default ack wait.

@@ -23,7 +23,6 @@ const (
 	// costs little.
 	pageMessages = 512
 	pageBytes    = 1 << 20
-	pageTries    = 3
 
 	// staleWait is how long a read that finds nothing may be repeated where the
 	// answer must be there, every staleEvery.
@@ -51,7 +50,11 @@ func (m stored) deleted() bool {
 
 // last reads the last message of a subject; none is [errNotStored].
 func (b *Bus) last(ctx context.Context, nc *nats.Conn, stream, subject string) (stored, error) {
-	answer, err := b.request(ctx, nc, &nats.Msg{Subject: "$JS.API.DIRECT.GET." + stream + "." + subject})
+	var answer *nats.Msg
+	err := repeated(ctx, func(ctx context.Context) (err error) {
+		answer, err = b.request(ctx, nc, &nats.Msg{Subject: "$JS.API.DIRECT.GET." + stream + "." + subject})
+		return err
+	})
 	if errors.Is(err, errNoResponders) {
 		return stored{}, b.absent(ctx, stream)
 	}
@@ -125,14 +128,17 @@ func (b *Bus) newPages(nc *nats.Conn, stream, filter string) (*pages, error) {
 
 func (p *pages) close() { _ = p.sub.Unsubscribe() } // fails only when the connection is gone
 
-// next reads a page from a sequence on and reports whether there may be more. A
-// page that does not come whole is asked for again under another subject, so
-// that two never mix.
+// next reads a page from a sequence on and reports whether there may be more. Of
+// a page that does not come whole it gives what came in order; when that is
+// nothing it asks again, under another subject, so that two never mix.
 func (p *pages) next(ctx context.Context, from uint64) (page []stored, more bool, err error) {
-	for range pageTries {
+	for range answerTries {
 		page, more, err = p.ask(ctx, from)
 		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
 			return page, more, err
+		}
+		if len(page) > 0 {
+			return page, true, nil
 		}
 	}
 	return nil, false, err
@@ -148,7 +154,7 @@ func (p *pages) ask(ctx context.Context, from uint64) ([]stored, bool, error) {
 	if err != nil {
 		return nil, false, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	subject := "$JS.API.DIRECT.GET." + p.stream
 	guarded, done := p.bus.guard(ctx, subject)
@@ -159,13 +165,22 @@ func (p *pages) ask(ctx context.Context, from uint64) ([]stored, bool, error) {
 		return nil, false, p.bus.failure(guarded, subject, err)
 	}
 	var page []stored
+	// Every message of a batch, and its end, name the sequence before it, so that
+	// one that was lost shows.
+	before := "0"
+	whole := func(m *nats.Msg) error {
+		if got := m.Header.Get(jetstream.LastSequenceHeader); got != before {
+			return fmt.Errorf("%w: a part of a page of %s was lost", ErrUnavailable, p.stream)
+		}
+		return nil
+	}
 	for {
 		m, err := p.sub.NextMsgWithContext(guarded)
 		if err != nil {
 			if err = p.bus.failure(guarded, subject, err); errors.Is(err, errNoResponders) {
 				err = p.bus.absent(ctx, p.stream)
 			}
-			return nil, false, err
+			return page, false, err
 		}
 		if m.Subject != reply {
 			continue // of a page that was given up
@@ -173,18 +188,21 @@ func (p *pages) ask(ctx context.Context, from uint64) ([]stored, bool, error) {
 		switch m.Header.Get("Status") {
 		case "":
 			one, err := readStored(m)
-			if err != nil {
-				return nil, false, err
+			if err = errors.Join(err, whole(m)); err != nil {
+				return page, false, err
 			}
-			page = append(page, one)
+			page, before = append(page, one), m.Header.Get(jetstream.SequenceHeader)
 		case "204": // the end of the batch
+			if err := whole(m); err != nil {
+				return page, false, err
+			}
 			return page, len(page) > 0 && m.Header.Get("Nats-Num-Pending") != "0", nil
 		case "404":
 			return page, false, nil
 		case "503":
-			return nil, false, p.bus.absent(ctx, p.stream)
+			return page, false, p.bus.absent(ctx, p.stream)
 		default:
-			return nil, false, fmt.Errorf("%w: reading %s: %s", ErrRefused, p.stream, m.Header.Get("Description"))
+			return page, false, fmt.Errorf("%w: reading %s: %s", ErrRefused, p.stream, m.Header.Get("Description"))
 		}
 	}
 }

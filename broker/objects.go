@@ -109,10 +109,10 @@ func (b *Bus) writeObject(ctx context.Context, bucket, name, digest string, cont
 		m := nats.NewMsg(chunkSubject(bucket, id))
 		m.Header.Set(protocol.HeaderMsgID, id+"."+strconv.Itoa(chunks)) // a repeat is dropped
 		m.Data, rest = rest[:n], rest[n:]
-		_, _, err := b.store(ctx, b.framesJS, stream, m)
-		if errors.Is(err, ErrUnavailable) && ctx.Err() == nil {
-			_, _, err = b.store(ctx, b.framesJS, stream, m)
-		}
+		err := repeated(ctx, func(ctx context.Context) error {
+			_, _, err := b.store(ctx, b.framesJS, stream, m)
+			return err
+		})
 		if err != nil {
 			return object{}, false, err
 		}

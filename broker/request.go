@@ -24,6 +24,21 @@ func (b *Bus) request(ctx context.Context, nc *nats.Conn, m *nats.Msg) (*nats.Ms
 	return answer, nil
 }
 
+// repeated runs what may be repeated until the bus answers, for at most
+// answerTries times: an answer that was lost would else cost the whole of it.
+func repeated(ctx context.Context, do func(context.Context) error) error {
+	var err error
+	for range answerTries {
+		bounded, cancel := context.WithTimeout(ctx, answerTimeout)
+		err = do(bounded)
+		cancel()
+		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
+			return err
+		}
+	}
+	return err
+}
+
 // store publishes m into the stream and waits for its ack, at most 5 s; a
 // missing leader is waited out a little. The error is translated, except that
 // the caller can ask [wrongSequence] about refused, the client's own.
