@@ -1,0 +1,71 @@
+# `make check` is the gate: everything but the slow suites. CI runs `make check`
+# and then `make slow`.
+GOFUMPT     = mvdan.cc/gofumpt@v0.12.0
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOLANGCI    = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+DEADCODE    = golang.org/x/tools/cmd/deadcode@v0.52.0
+
+.PHONY: all build test check fmt vet lint arrows tidy race slow fleet thirdparty fuzz bench deadcode golangci
+
+all: build
+
+build:
+	go build -o bin/starling ./cmd/starling
+
+test:
+	go test ./...
+
+check: fmt vet lint arrows tidy race
+
+fmt:
+	@out=$$(go run $(GOFUMPT) -l .); if [ -n "$$out" ]; then echo "not formatted (run: go run $(GOFUMPT) -w .):"; echo "$$out"; exit 1; fi
+
+vet:
+	go vet ./...
+	go vet -tags 'fleet thirdparty cluster' ./...
+
+lint:
+	go run $(STATICCHECK) -tags 'fleet thirdparty cluster' ./...
+
+# Imports point down only: see CONTRIBUTING.md.
+arrows:
+	go test -count=1 -run 'TestArrows' ./cmd/starling
+
+tidy:
+	go mod tidy -diff
+
+race:
+	go test -race -shuffle=on -count=1 ./...
+
+# The slow suites.
+slow: cluster fleet thirdparty fuzz
+
+# Three servers in one cluster: what answers differently there.
+cluster:
+	go test -count=1 -tags cluster -run 'Cluster' ./broker ./worker
+
+# Workers as processes: 500 jobs, two of four workers killed, one drained.
+fleet:
+	go test -count=1 -tags fleet -run 'TestFleet' -v -timeout 20m ./cmd/starling
+
+# Programs that know nothing of Starling, as capsules.
+thirdparty:
+	go test -count=1 -tags thirdparty -run 'TestThirdParty' -v -timeout 20m ./cmd/starling
+
+FUZZTIME = 10s
+fuzz:
+	@for pkg in protocol sandbox sandbox/internal/wasm; do \
+		for name in $$(go test -list 'Fuzz.*' ./$$pkg | grep '^Fuzz'); do \
+			echo "fuzz ./$$pkg $$name"; go test -run '^$$' -fuzz "^$$name$$" -fuzztime $(FUZZTIME) ./$$pkg || exit 1; \
+		done; \
+	done
+
+bench: build
+	bin/starling bench
+	bin/starling bench --door
+
+deadcode:
+	go run $(DEADCODE) -test ./...
+
+golangci:
+	go run $(GOLANGCI) run
