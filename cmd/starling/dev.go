@@ -73,8 +73,8 @@ func (a *app) dev(ctx context.Context, f *devFlags) (err error) {
 	fmt.Fprintf(a.err, `starling dev is ready: server %s, pool %s, door %s of session %s
 
   starling capsule push sandbox/guest/examples/hello --url %[1]s
-  starling dispatch hello@0.1.0 --url %[1]s --task 'greet the fleet' --follow
-  starling dispatch hello@0.1.0 --url %[1]s --task 'greet the fleet' --session %[4]s --door %[3]s
+  starling dispatch hello@1.0.0 --url %[1]s --task 'greet the fleet' --follow
+  starling dispatch hello@1.0.0 --url %[1]s --task 'greet the fleet' --session %[4]s --door %[3]s
 
 Ctrl-C ends it.
 `, fleet.server.ClientURL(), f.pool.Pool, url, session)

@@ -27,7 +27,7 @@ func newShower(out, errs io.Writer, asJSON bool) shower {
 	case asJSON:
 		return &jsonShower{out: json.NewEncoder(out)}
 	case terminal(out):
-		return &liveShower{out: out, colour: true}
+		return &liveShower{out: out, tools: make(map[string]string)}
 	default:
 		return &plainShower{out: out, errs: errs}
 	}
@@ -72,16 +72,32 @@ func (s *jsonShower) hole(h *broker.Hole) {
 	_ = s.out.Encode(map[string]any{"hole": map[string]int{"attempt": h.Attempt, "from": h.From, "to": h.To}})
 }
 
-// plainShower writes whole lines, for logs and pipes.
+// streamed keeps the text of the last segment, to tell whether a response was
+// shown already.
+type streamed struct{ text strings.Builder }
+
+func (s *streamed) add(f *protocol.ReceivedFrame) {
+	if !f.Append {
+		s.text.Reset()
+	}
+	s.text.WriteString(f.Text)
+}
+
+func (s *streamed) shows(response string) bool {
+	return strings.TrimSpace(s.text.String()) == strings.TrimSpace(response)
+}
+
+// plainShower writes the capsule's text to out, line by line, and what happens
+// beside it to errs: so a pipe gets the text alone.
 type plainShower struct {
 	out, errs io.Writer
-	line      strings.Builder // streamed text that has not ended its line
-	streamed  bool
+	line      strings.Builder // text that has not ended its line
+	streamed  streamed
 }
 
 func (s *plainShower) say(format string, args ...any) {
 	s.endLine()
-	fmt.Fprintf(s.out, format+"\n", args...)
+	fmt.Fprintf(s.errs, format+"\n", args...)
 }
 
 func (s *plainShower) endLine() {
@@ -94,7 +110,12 @@ func (s *plainShower) endLine() {
 func (s *plainShower) frame(f *protocol.ReceivedFrame) {
 	switch f.Kind {
 	case protocol.FrameText:
-		s.text(f)
+		s.streamed.add(f)
+		s.text(f.Text, f.Append, f.Final)
+	case protocol.FrameResponse:
+		if !s.streamed.shows(f.Text) {
+			s.text(f.Text, false, true)
+		}
 	case protocol.FrameToolCallStarted:
 		s.say("[tool] %s started", printable(f.ToolName))
 	case protocol.FrameToolCallProgress:
@@ -110,33 +131,32 @@ func (s *plainShower) frame(f *protocol.ReceivedFrame) {
 	}
 }
 
-func (s *plainShower) text(f *protocol.ReceivedFrame) {
-	if !f.Append {
+func (s *plainShower) text(text string, appends, final bool) {
+	if !appends {
 		s.endLine()
 	}
-	s.line.WriteString(printable(f.Text))
-	text := s.line.String()
-	if cut := strings.LastIndexByte(text, '\n'); cut >= 0 {
-		fmt.Fprint(s.out, text[:cut+1])
+	s.line.WriteString(printable(text))
+	whole := s.line.String()
+	if cut := strings.LastIndexByte(whole, '\n'); cut >= 0 {
+		fmt.Fprint(s.out, whole[:cut+1])
 		s.line.Reset()
-		s.line.WriteString(text[cut+1:])
+		s.line.WriteString(whole[cut+1:])
 	}
-	if f.Final {
+	if final {
 		s.endLine()
 	}
 }
 
 func (s *plainShower) hole(h *broker.Hole) {
-	s.endLine()
-	fmt.Fprintf(s.errs, "starling: frames %d to %d of attempt %d are missing\n", h.From, h.To, h.Attempt)
+	s.say("starling: frames %d to %d of attempt %d are missing", h.From, h.To, h.Attempt)
 }
 
 // liveShower streams to a terminal and redraws a tool call's progress in place.
 type liveShower struct {
-	out    io.Writer
-	colour bool
-	column bool // the cursor is not at the start of a line
-	tools  map[string]string
+	out      io.Writer
+	column   bool              // the cursor is not at the start of a line
+	tools    map[string]string // names of the calls under way, by id
+	streamed streamed
 }
 
 const (
@@ -150,26 +170,17 @@ const (
 func (s *liveShower) frame(f *protocol.ReceivedFrame) {
 	switch f.Kind {
 	case protocol.FrameText:
-		if !f.Append {
-			s.newLine()
-		}
-		text := printable(f.Text)
-		fmt.Fprint(s.out, text)
-		s.column = s.column || text != ""
-		if strings.HasSuffix(text, "\n") {
-			s.column = false
-		}
-		if f.Final {
-			s.newLine()
+		s.streamed.add(f)
+		s.text(f.Text, f.Append, f.Final)
+	case protocol.FrameResponse:
+		if !s.streamed.shows(f.Text) {
+			s.text(f.Text, false, true)
 		}
 	case protocol.FrameThinking:
 		fmt.Fprint(s.out, dim+printable(f.Text)+reset)
 		s.column = true
 	case protocol.FrameToolCallStarted:
 		s.newLine()
-		if s.tools == nil {
-			s.tools = make(map[string]string)
-		}
 		s.tools[f.ToolCallID] = printable(f.ToolName)
 		fmt.Fprintf(s.out, "%s⚙ %s …%s", dim, printable(f.ToolName), reset)
 		s.column = true
@@ -181,13 +192,31 @@ func (s *liveShower) frame(f *protocol.ReceivedFrame) {
 		if f.IsError {
 			mark = red + "✗"
 		}
+		if s.tools[f.ToolCallID] == "" {
+			s.newLine() // nothing to redraw: the line holds something else
+		}
 		fmt.Fprintf(s.out, "%s%s %s%s %s\n", erase, mark, printable(f.ToolName), reset, toolEnd(f))
 		s.column = false
+		delete(s.tools, f.ToolCallID)
 	case protocol.FrameStatus:
 		s.newLine()
 		if !f.State.Terminal() && !strings.HasPrefix(f.Text, "inference turn ") {
 			fmt.Fprintf(s.out, "%s%s%s\n", dim, printable(f.Text), reset)
 		}
+	}
+}
+
+func (s *liveShower) text(text string, appends, final bool) {
+	if !appends {
+		s.newLine()
+	}
+	text = printable(text)
+	fmt.Fprint(s.out, text)
+	if text != "" {
+		s.column = !strings.HasSuffix(text, "\n")
+	}
+	if final {
+		s.newLine()
 	}
 }
 
