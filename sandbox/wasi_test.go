@@ -140,7 +140,9 @@ func TestPoll(t *testing.T) {
 		return b
 	}
 	const monotonic, realtime, absolute = 1, 0, 1
-	untilSoon := func() []byte { return clock(7, realtime, time.Duration(time.Now().Add(20*time.Millisecond).UnixNano()), absolute) }
+	untilSoon := func() []byte {
+		return clock(7, realtime, time.Duration(time.Now().Add(20*time.Millisecond).UnixNano()), absolute)
+	}
 	tests := []struct {
 		name string
 		in   [][]byte

@@ -1,0 +1,143 @@
+package wasm_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/bytecodealliance/wasmtime-go/v39"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"starling/sandbox/internal/wasm"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func compile(tb testing.TB, text string) []byte {
+	tb.Helper()
+	binary, err := wasmtime.Wat2Wasm(text)
+	if err != nil {
+		tb.Fatalf("wat: %v", err)
+	}
+	return binary
+}
+
+func TestParse(t *testing.T) {
+	t.Parallel()
+	m, err := wasm.Parse(compile(t, `(module
+	  (import "a" "f" (func (param i32 i64) (result f32)))
+	  (import "a" "t" (table 1 2 funcref))
+	  (import "b" "m" (memory 3))
+	  (import "b" "g" (global (mut i64)))
+	  (table 5 10 externref)
+	  (memory 7 9)
+	  (func (export "_start")))`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	imports := []wasm.Import{
+		{Module: "a", Name: "f", Kind: wasm.KindFunc}, {Module: "a", Name: "t", Kind: wasm.KindTable},
+		{Module: "b", Name: "m", Kind: wasm.KindMemory}, {Module: "b", Name: "g", Kind: wasm.KindGlobal},
+	}
+	if diff := cmp.Diff(imports, m.Imports); diff != "" {
+		t.Errorf("imports (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]wasm.Size{{Min: 7, Max: 9, Bounded: true}}, m.Memories); diff != "" {
+		t.Errorf("memories (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]wasm.Size{{Min: 5, Max: 10, Bounded: true}}, m.Tables); diff != "" {
+		t.Errorf("tables (-want +got):\n%s", diff)
+	}
+	if !m.Command() {
+		t.Error("Command = false, want true")
+	}
+}
+
+func TestParseErrors(t *testing.T) {
+	t.Parallel()
+	head := "\x00asm\x01\x00\x00\x00"
+	tests := []struct {
+		name, binary string
+		want         error
+	}{
+		{"nothing", "", wasm.ErrNotWasm},
+		{"half a header", head[:7], wasm.ErrNotWasm},
+		{"text", "(module)", wasm.ErrNotWasm},
+		{"component", "\x00asm\x0d\x00\x01\x00", wasm.ErrComponent},
+		{"version", "\x00asm\x02\x00\x00\x00", wasm.ErrMalformed},
+		{"section without a size", head + "\x01", wasm.ErrMalformed},
+		{"section past the end", head + "\x01\x05\x00", wasm.ErrMalformed},
+		{"size without an end", head + "\x01\xff\xff\xff\xff\xff\xff", wasm.ErrMalformed},
+		{"size of more than 32 bits", head + "\x01\xff\xff\xff\xff\x7f", wasm.ErrMalformed},
+		{"more imports than bytes", head + "\x02\x05\xff\xff\xff\xff\x0f", wasm.ErrMalformed},
+		{"import of no kind", head + "\x02\x05\x01\x00\x00\x09\x00", wasm.ErrMalformed},
+		{"name that is no UTF-8", head + "\x02\x06\x01\x01\xff\x00\x00\x00", wasm.ErrMalformed},
+		{"type that is no function", head + "\x01\x02\x01\x5f", wasm.ErrMalformed},
+		{"empty module", head, nil},
+		{"empty section", head + "\x01\x01\x00", nil},
+	}
+	for _, tt := range tests {
+		if _, err := wasm.Parse([]byte(tt.binary)); !errors.Is(err, tt.want) {
+			t.Errorf("%s: Parse = %v, want %v", tt.name, err, tt.want)
+		}
+	}
+}
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		`(module (func (export "_start")))`:                               true,
+		`(module (import "a" "f" (func $f)) (export "_start" (func $f)))`: true,
+		`(module)`: false,
+		`(module (func (export "_start") (param i32)))`:                                     false,
+		`(module (func (export "_start") (result i32) i32.const 0))`:                        false,
+		`(module (memory (export "_start") 1))`:                                             false,
+		`(module (type (func (param i32))) (func (export "run")) (func (export "_start")))`: true,
+	} {
+		m, err := wasm.Parse(compile(t, text))
+		if err != nil || m.Command() != want {
+			t.Errorf("Command(%s) = %v, %v, want %v", text, m.Command(), err, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, binary := range seeds(f) {
+		f.Add(binary)
+	}
+	engine := wasmtime.NewEngine()
+	f.Cleanup(engine.Close)
+	f.Fuzz(func(t *testing.T, binary []byte) {
+		m, err := wasm.Parse(binary)
+		if err != nil {
+			return
+		}
+		m.Command()
+		rewritten, ok := m.Instrument()
+		if ok && wasmtime.ModuleValidate(engine, binary) == nil {
+			if err := wasmtime.ModuleValidate(engine, rewritten); err != nil {
+				t.Errorf("a valid module became invalid: %v\nbefore %x\nafter  %x", err, binary, rewritten)
+			}
+		}
+	})
+}
+
+// seeds are modules with everything that the reader looks at.
+func seeds(tb testing.TB) [][]byte {
+	tb.Helper()
+	paths, err := filepath.Glob("../../../testenv/testdata/capsules/*.wasm")
+	if err != nil || len(paths) == 0 {
+		tb.Fatalf("no modules: %v", err)
+	}
+	var all [][]byte
+	for _, path := range paths {
+		binary, err := os.ReadFile(path)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		all = append(all, binary)
+	}
+	return append(all, compile(tb, everything))
+}
