@@ -162,12 +162,14 @@ func (b *Bus) Namespace() protocol.Namespace { return b.ns }
 func (b *Bus) Connected() bool { return b.nc.IsConnected() && b.frames.IsConnected() }
 
 // Close flushes, for at most 2 s, and closes both connections. It is
-// idempotent. What still runs on the Bus ends with [ErrClosed].
+// idempotent. What still runs on the Bus ends with [ErrClosed]. It is
+// [ErrUnavailable] when the server is there and does not take what was written,
+// which matters to acks alone: everything else was answered.
 func (b *Bus) Close() error {
 	var errs []error
 	for _, nc := range []*nats.Conn{b.nc, b.frames} {
 		if nc.IsConnected() {
-			if err := nc.FlushTimeout(closeTimeout); err != nil && !nc.IsClosed() {
+			if err := nc.FlushTimeout(closeTimeout); err != nil && nc.IsConnected() {
 				errs = append(errs, fmt.Errorf("%w: last flush: %v", ErrUnavailable, err))
 			}
 		}

@@ -41,6 +41,10 @@ type Heartbeat struct {
 //
 // Rule: docs/protocol.md, section 2, workers.
 func (b *Bus) Announce(ctx context.Context, info func() protocol.WorkerInfo) (*Heartbeat, error) {
+	return b.announce(ctx, HeartbeatEvery, info)
+}
+
+func (b *Bus) announce(ctx context.Context, every time.Duration, info func() protocol.WorkerInfo) (*Heartbeat, error) {
 	h := &Heartbeat{
 		bus: b, info: info, worker: info().WorkerID,
 		write: make(chan struct{}, 1), done: make(chan struct{}),
@@ -54,13 +58,13 @@ func (b *Bus) Announce(ctx context.Context, info func() protocol.WorkerInfo) (*H
 	// The life of the heartbeat is Close's, not the caller's first request's.
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	h.stop = stop
-	go h.run(running)
+	go h.run(running, every)
 	return h, nil
 }
 
-func (h *Heartbeat) run(ctx context.Context) {
+func (h *Heartbeat) run(ctx context.Context, every time.Duration) {
 	defer close(h.done)
-	ticker := time.NewTicker(HeartbeatEvery)
+	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
 		select {

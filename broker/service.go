@@ -198,32 +198,62 @@ func (b *Bus) askWorker(ctx context.Context, id protocol.WorkerID, verb string) 
 	return answer, nil
 }
 
-// poolWaits are how long one worker of a pool is waited for: the queue group
-// picks one at random, and that one may be stalled.
-var poolWaits = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
+const (
+	// poolWait is how long one worker of a pool is waited for. The queue group
+	// picks it at random, and it may be stalled: then poolAsks are asked at once
+	// and the first answer counts.
+	poolWait = 250 * time.Millisecond
+	poolAsks = 16
+)
 
 // PoolServed reports whether a worker takes from the pool now. It costs one
-// request, about 0.1 ms. Workers that are there and do not answer, four times in
-// a row, are [ErrUnavailable].
+// request, about 0.1 ms. Workers that are there of which none answers within
+// about 2 s are [ErrUnavailable].
 //
 // Rule: docs/protocol.md, sections 2 and 3.
 func (b *Bus) PoolServed(ctx context.Context, pool string) (bool, error) {
 	if err := protocol.ValidateName("pool", pool); err != nil {
 		return false, err
 	}
-	var err error
-	for _, wait := range poolWaits {
-		bounded, cancel := context.WithTimeout(ctx, wait)
-		_, err = b.request(bounded, b.nc, &nats.Msg{Subject: b.ns.PoolSubject(pool)})
-		cancel()
-		switch {
-		case err == nil:
-			return true, nil
-		case errors.Is(err, errNoResponders):
-			return false, nil
-		case !errors.Is(err, ErrUnavailable) || ctx.Err() != nil:
-			return false, fmt.Errorf("asking for workers of pool %s: %w", pool, err)
-		}
+	subject := b.ns.PoolSubject(pool)
+	bounded, cancel := context.WithTimeout(ctx, poolWait)
+	_, err := b.request(bounded, b.nc, &nats.Msg{Subject: subject})
+	cancel()
+	if errors.Is(err, ErrUnavailable) && ctx.Err() == nil {
+		err = b.askMany(ctx, subject)
+	}
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, errNoResponders):
+		return false, nil
 	}
 	return false, fmt.Errorf("asking for workers of pool %s: %w", pool, err)
+}
+
+// askMany asks several of a queue group and takes the first answer.
+func (b *Bus) askMany(ctx context.Context, subject string) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	guarded, done := b.guard(ctx, subject)
+	defer done()
+	inbox := b.nc.NewInbox()
+	answers, err := b.nc.SubscribeSync(inbox)
+	if err != nil {
+		return b.failure(guarded, subject, err)
+	}
+	defer func() { _ = answers.Unsubscribe() }() // fails only when the connection is gone
+	for range poolAsks {
+		if err := b.nc.PublishRequest(subject, inbox, nil); err != nil {
+			return b.failure(guarded, subject, err)
+		}
+	}
+	answer, err := answers.NextMsgWithContext(guarded)
+	if err != nil {
+		return b.failure(guarded, subject, err)
+	}
+	if answer.Header.Get("Status") == "503" {
+		return fmt.Errorf("%w: %s", errNoResponders, subject)
+	}
+	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -162,27 +161,6 @@ func TestInitAddsPoolsWithoutDisturbingOthers(t *testing.T) {
 	}
 	if c, err := js.Consumer(t.Context(), "STARLING_JOBS", "a-b-peer"); err != nil || c.CachedInfo().Config.FilterSubject != "starling.jobs.a-b.peer.*" {
 		t.Errorf("consumer a-b-peer: %v", err)
-	}
-}
-
-func TestManyInitsAtOnceKeepEachOthersPools(t *testing.T) {
-	t.Parallel()
-	s := testenv.NATS(t)
-	b := connected(t, s.URL())
-	var wg sync.WaitGroup
-	errs := make([]error, 8)
-	var want []string
-	for i := range errs {
-		pool := fmt.Sprintf("p%d", i)
-		want = append(want, pool)
-		wg.Go(func() { errs[i] = b.Init(t.Context(), broker.InitConfig{Pools: []string{pool}}) })
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	if pools, err := b.PoolNames(t.Context()); err != nil || !slices.Equal(pools, want) {
-		t.Errorf("PoolNames() = %v, %v, want %v", pools, err, want)
 	}
 }
 

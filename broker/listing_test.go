@@ -1,0 +1,67 @@
+package broker_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"starling/protocol"
+)
+
+func TestDelegationsListsALedgerOfSeveralPages(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	for _, err := range b.Delegations(t.Context()) {
+		t.Fatalf("an empty ledger lists %v", err)
+	}
+	js := jetStream(t, s.URL())
+	const n = 1500
+	record := func(i int) protocol.Record {
+		return protocol.Record{
+			DelegationID: protocol.DelegationID(fmt.Sprintf("dlg_%04x", i)), TaskID: "tsk_1", Status: protocol.StatusSubmitted,
+			Spawner: protocol.Spawner{SessionID: "ses_1"}, SubmittedAt: protocol.NewTime(time.Now()),
+		}
+	}
+	for i := range n {
+		body, err := record(i).Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := js.PublishAsync("$KV.starling-delegations."+record(i).Key(), body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-js.PublishAsyncComplete()
+	kv, err := js.KeyValue(t.Context(), "starling-delegations")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kv.Delete(t.Context(), record(7).Key()); err != nil { // withdrawn
+		t.Fatal(err)
+	}
+	if _, err := kv.Put(t.Context(), record(9).Key(), []byte("{")); err != nil { // unreadable
+		t.Fatal(err)
+	}
+	good, bad := 0, 0
+	for r, err := range b.Delegations(t.Context()) {
+		switch {
+		case errors.Is(err, protocol.ErrRecord):
+			bad++
+			wantError(t, "the unreadable one", err, protocol.ErrRecord, "ses_1.dlg_0009")
+		case err != nil:
+			t.Fatal(err)
+		default:
+			good++
+			if r.DelegationID == "dlg_0007" {
+				t.Error("a withdrawn record is listed")
+			}
+		}
+	}
+	if good != n-2 || bad != 1 {
+		t.Errorf("Delegations() gave %d records and %d errors, want %d and 1", good, bad, n-2)
+	}
+	for range b.Delegations(t.Context()) {
+		break // a caller may stop
+	}
+}
