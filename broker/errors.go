@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -98,7 +100,8 @@ func (b *Bus) failure(ctx context.Context, subject string, err error) error {
 	case errors.As(err, &api) && api.APIError() != nil:
 		return apiFailure(api.APIError())
 	case errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected),
-		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrStaleConnection):
+		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrStaleConnection),
+		errors.As(err, new(net.Error)), errors.Is(err, io.ErrClosedPipe): // a write met the end of the connection
 		return fmt.Errorf("%w: the connection is down: %v", ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: %s: %v", ErrRefused, subject, err)
