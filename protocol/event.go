@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"unicode/utf8"
 )
@@ -58,12 +59,13 @@ type Usage struct {
 }
 
 // Spent is what counts against inference.max_session_tokens: input plus output.
-// It saturates rather than wraps.
+// It saturates rather than wraps; a count below zero is taken for zero.
 func (u Usage) Spent() int64 {
-	if sum := u.Input + u.Output; sum >= u.Input && sum >= u.Output {
+	in, out := max(u.Input, 0), max(u.Output, 0)
+	if sum := in + out; sum >= in {
 		return sum
 	}
-	return 1<<63 - 1
+	return math.MaxInt64
 }
 
 // Event is one driver event. Only the members of its kind (section 5) carry
@@ -114,7 +116,11 @@ func ParseEvent(line []byte) (Event, error) {
 	case EventToolCallProgress:
 		e.ID, e.InputBytes = r.str("id"), r.int("input_bytes")
 	case EventToolCall:
-		e.ID, e.Name, e.Input = r.str("id"), r.str("name"), r.members["input"]
+		e.ID, e.Name = r.str("id"), r.str("name")
+		e.Input = r.members["input"]
+		if !utf8.Valid(e.Input) { // kept as it is otherwise
+			e.Input = bytes.ToValidUTF8(e.Input, []byte("\uFFFD"))
+		}
 	case EventToolResult:
 		e.ID, e.Output, e.IsError = r.str("id"), r.str("output"), r.bool("is_error")
 	case EventRetry:

@@ -128,10 +128,32 @@ func ParseManifest(data []byte) (Manifest, []string, error) {
 	if asked, ok := dig(raw, "inference", "max_session_tokens"); ok && m.Inference.MaxSessionTokens == 0 && asked != nil {
 		return Manifest{}, warnings, fmt.Errorf("%w: inference.max_session_tokens is 0: leave it out for no ceiling", ErrManifest)
 	}
-	if err := m.Validate(); err != nil {
+	if err := errors.Join(wholeNumbers("", raw), m.Validate()); err != nil {
 		return Manifest{}, warnings, err
 	}
 	return m, warnings, nil
+}
+
+// wholeNumbers refuses fractions, which the YAML reader would cut off.
+func wholeNumbers(prefix string, raw map[string]any) error {
+	var problems []error
+	for key, value := range raw {
+		switch v := value.(type) {
+		case float64:
+			if _, known := manifestNumbers[key]; known && v != math.Trunc(v) {
+				problems = append(problems, fmt.Errorf("%w: %s is %v: it is a whole number", ErrManifest, prefix+key, v))
+			}
+		case map[string]any:
+			problems = append(problems, wholeNumbers(prefix+key+".", v))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// manifestNumbers are the keys that hold numbers.
+var manifestNumbers = map[string]struct{}{
+	"memory_bytes": {}, "table_elements": {}, "instances": {}, "deadline_seconds": {}, "workdir_bytes": {},
+	"max_turns": {}, "max_session_tokens": {},
 }
 
 // manifestKeys is the tree of known keys; nil marks a leaf.
@@ -284,9 +306,11 @@ func ParseNetworkRule(entry string) (NetworkRule, error) {
 		return refuse("the host is neither a name nor an address")
 	}
 	if r.Port != "" {
-		if n, err := strconv.Atoi(r.Port); err != nil || n < 1 || n > 65535 {
+		n, err := strconv.Atoi(r.Port)
+		if err != nil || n < 1 || n > 65535 {
 			return refuse("the port is 1 to 65535")
 		}
+		r.Port = strconv.Itoa(n) // without leading zeros
 	} else if r.Scheme == "http" {
 		r.Port = "80"
 	} else if r.Scheme == "https" {
