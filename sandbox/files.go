@@ -39,7 +39,7 @@ func grantFiles(spec *Spec) (*files, error) {
 	}
 	f.base = spec.WorkDir
 	if scope := spec.Filesystem.Scope; scope != "" {
-		if err := plainDir(spec.WorkDir, scope); err != nil {
+		if err := plainDir(spec.WorkDir, scope, false); err != nil {
 			return nil, refusef("capabilities.filesystem.scope %q cannot be granted: %s", scope, err)
 		}
 		f.base = filepath.Join(spec.WorkDir, filepath.FromSlash(scope))
@@ -74,8 +74,8 @@ func topmost(paths []string) []string {
 }
 
 // plainDir reports why path below dir is no directory that is reached without
-// following a link.
-func plainDir(dir, path string) error {
+// following a link. With create it makes what is missing.
+func plainDir(dir, path string, create bool) error {
 	path = filepath.Clean(filepath.FromSlash(path))
 	if !filepath.IsLocal(path) || path == "." {
 		return errors.New("it is no path below the work directory")
@@ -85,7 +85,13 @@ func plainDir(dir, path string) error {
 		at = filepath.Join(at, part)
 		info, err := os.Lstat(at)
 		if errors.Is(err, fs.ErrNotExist) {
-			return errors.New("there is no such directory")
+			if !create {
+				return errors.New("there is no such directory")
+			}
+			if err := os.Mkdir(at, 0o700); err != nil {
+				return err
+			}
+			continue
 		}
 		if err != nil {
 			return err
@@ -98,7 +104,8 @@ func plainDir(dir, path string) error {
 }
 
 func (f *files) setAside(workDir, sub string) error {
-	if err := plainDir(f.base, sub); err != nil {
+	// One that is not there is made, so that the guest cannot make it.
+	if err := plainDir(f.base, sub, true); err != nil {
 		return err
 	}
 	if f.aside == "" {

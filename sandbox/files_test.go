@@ -97,7 +97,7 @@ func TestFilesRefused(t *testing.T) {
 		{"absolute scope", protocol.Filesystem{Scope: "/etc"}, "no path below"},
 		{"read-only file", protocol.Filesystem{ReadOnly: []string{"file"}}, "it is no directory"},
 		{"read-only through a link", protocol.Filesystem{ReadOnly: []string{"dir", "link"}}, "reached through a link"},
-		{"read-only that is not there", protocol.Filesystem{ReadOnly: []string{"dir", "nothing"}}, "there is no such directory"},
+		{"read-only above", protocol.Filesystem{ReadOnly: []string{"dir", "../x"}}, "no path below"},
 	}
 	for _, tt := range tests {
 		s := spec(t, testenv.WAT(t, "noop"))
@@ -113,6 +113,21 @@ func TestFilesRefused(t *testing.T) {
 	s.Filesystem.ReadOnly = []string{"dir"}
 	if got, _ := run(t, e, s); got.Kind != sandbox.Refused {
 		t.Errorf("read_only without a work directory: Run = %+v, want refused", got)
+	}
+}
+
+// TestReadOnlyThatIsNotThere is made, and refuses writes.
+func TestReadOnlyThatIsNotThere(t *testing.T) {
+	t.Parallel()
+	dir := tree(t, map[string]string{"file": ""})
+	s := agent(t, dir, "write /new/deep/x text")
+	s.Filesystem.ReadOnly = []string{"new/deep"}
+	got, _ := run(t, newEngine(t), s)
+	if got.Stdout != "open /new/deep/x: Operation not permitted\n" {
+		t.Errorf("write = %q %s, want it refused", got.Stdout, got.Message)
+	}
+	if entries, err := os.ReadDir(filepath.Join(dir, "new/deep")); err != nil || len(entries) != 0 {
+		t.Errorf("new/deep holds %v, %v, want nothing", entries, err)
 	}
 }
 

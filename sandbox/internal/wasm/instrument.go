@@ -40,8 +40,10 @@ func (m *Module) Instrument() ([]byte, bool) {
 }
 
 // order is the order of sections in a binary; customs may stand anywhere.
-var order = []byte{sectionType, sectionImport, sectionFunction, sectionTable, sectionMemory, 13, sectionGlobal,
-	sectionExport, sectionStart, 9, 12, sectionCode, 11}
+var order = []byte{
+	sectionType, sectionImport, sectionFunction, sectionTable, sectionMemory, 13, sectionGlobal,
+	sectionExport, sectionStart, 9, 12, sectionCode, 11,
+}
 
 type instrumenter struct {
 	module *Module

@@ -38,8 +38,10 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	imports := []wasm.Import{
-		{Module: "a", Name: "f", Kind: wasm.KindFunc}, {Module: "a", Name: "t", Kind: wasm.KindTable},
-		{Module: "b", Name: "m", Kind: wasm.KindMemory}, {Module: "b", Name: "g", Kind: wasm.KindGlobal},
+		{Module: "a", Name: "f", Kind: wasm.KindFunc},
+		{Module: "a", Name: "t", Kind: wasm.KindTable},
+		{Module: "b", Name: "m", Kind: wasm.KindMemory},
+		{Module: "b", Name: "g", Kind: wasm.KindGlobal},
 	}
 	if diff := cmp.Diff(imports, m.Imports); diff != "" {
 		t.Errorf("imports (-want +got):\n%s", diff)
