@@ -393,16 +393,17 @@ func (s *FrameSender) tick() {
 	if s.broken != nil || len(s.inFlight) == 0 {
 		return
 	}
-	overdue := time.Since(s.inFlight[0].sent) > frameTimeout
-	if s.failed == nil && (overdue || s.bus.frames.Stats().Reconnects != s.conn) {
+	if time.Since(s.inFlight[0].sent) > frameTimeout || s.bus.frames.Stats().Reconnects != s.conn {
 		if err := s.bus.denied(s.subject); err != nil {
 			s.refused(err)
 			return
 		}
+		for i := range s.inFlight { // no answer is waited for any more
+			s.inFlight[i].answered = true
+		}
 		s.refused(fmt.Errorf("%w: no ack", ErrUnavailable))
-		overdue = true
 	}
-	if s.failed != nil && time.Now().After(s.resendAt) && (overdue || s.allAnswered()) {
+	if s.failed != nil && !time.Now().Before(s.resendAt) && s.allAnswered() {
 		s.resend()
 	}
 	s.armTick(ackTick)
