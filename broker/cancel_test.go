@@ -1,0 +1,224 @@
+package broker_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+func TestCancelOfAQueuedDelegation(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	js := raw(t, s.URL())
+	for name, remove := range map[string]bool{"a parent's": false, "an operator's": true} {
+		job := newJob()
+		dispatched(t, b, job)
+		c, err := b.Cancel(t.Context(), job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{RemoveJob: remove})
+		if err != nil || c.GuestMayRun {
+			t.Fatalf("%s: Cancel() = %+v, %v", name, c, err)
+		}
+		e, err := b.ReadRecord(t.Context(), job.Spawner.SessionID, job.DelegationID, c.Revision)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, ending := e.Record.Outcome, e.Record.Ending
+		if o.Status != protocol.StatusTerminated || o.Detail != protocol.ParentEndedDetail || o.ReportedBy != protocol.ReportedByLauncher ||
+			o.SessionID != "" || o.Workdir != "" || o.Delivered || ending.Message != protocol.MessageCanceledBeforeStart {
+			t.Errorf("%s: outcome %+v, ending %+v", name, o, ending)
+		}
+		frames := framesOf(t, js, job.TaskID)
+		if len(frames) != 1 || !frames[0].Terminal() || frames[0].Seq != 0 {
+			t.Errorf("%s: frames %+v, want one terminal status with number 0", name, frames)
+		}
+		queued := len(storedOn(t, js, jobsStream, "starling.jobs.default.user."+string(job.TaskID)))
+		if want := map[bool]int{false: 1, true: 0}[remove]; queued != want {
+			t.Errorf("%s: %d jobs queued, want %d", name, queued, want)
+		}
+		c, err = b.Cancel(t.Context(), job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+		wantError(t, name+": Cancel() again", err, broker.ErrFinal, "terminated")
+		if c.Revision != e.Revision {
+			t.Errorf("%s: a second cancel changed the record", name)
+		}
+	}
+	// Whoever takes the job that stayed completes it from the record.
+	w := take(t, b, broker.TakerConfig{Slots: 1})
+	d := w.next(t)
+	job, err := protocol.ParseJob(d.Body())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, err := b.Claim(t.Context(), d, job, asWorker); err != nil || c.Kind != broker.Final {
+		t.Errorf("Claim() = %s, %v; want final", c.Kind, err)
+	}
+	done(t, d)
+}
+
+// listening is a claimed delegation whose worker ends it when asked.
+func listening(t *testing.T, b *broker.Bus, w taking, end func(c broker.Claim) protocol.Status) (protocol.Job, *atomic.Int32) {
+	t.Helper()
+	job := newJob()
+	dispatched(t, b, job)
+	d := w.next(t)
+	var asked atomic.Int32
+	claim := make(chan broker.Claim, 1)
+	l, err := b.ListenCancel(job.Spawner.SessionID, job.DelegationID, func(context.Context) protocol.CancelAnswer {
+		asked.Add(1)
+		c := <-claim
+		claim <- c
+		return protocol.CancelAnswer{Status: end(c)}
+	})
+	if err != nil {
+		t.Fatalf("ListenCancel() = %v", err)
+	}
+	c, err := b.Claim(t.Context(), d, job, asWorker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim <- c
+	t.Cleanup(func() {
+		l.Close()
+		l.Close()
+		d.Release()
+	})
+	return job, &asked
+}
+
+func TestCancelOfARunningDelegationWaitsForItsWorker(t *testing.T) {
+	t.Parallel()
+	b, _ := initialized(t)
+	w := take(t, b, broker.TakerConfig{Slots: 2})
+	var gone atomic.Bool
+	job, _ := listening(t, b, w, func(c broker.Claim) protocol.Status {
+		rec := canceledRecord(newJob())
+		rec.DelegationID, rec.TaskID, rec.Spawner, rec.SessionID = c.Record.DelegationID, c.Record.TaskID, c.Record.Spawner, c.Record.SessionID
+		rec.Outcome.DelegationID = c.Record.DelegationID
+		if _, err := b.WriteRecord(context.Background(), rec, c.Revision); err != nil {
+			t.Error(err)
+		}
+		gone.Store(true)
+		return protocol.StatusTerminated
+	})
+	c, err := b.Cancel(t.Context(), job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+	if err != nil || c.GuestMayRun || c.Record.Status != protocol.StatusTerminated {
+		t.Errorf("Cancel() = %+v, %v", c, err)
+	}
+	if !gone.Load() {
+		t.Error("Cancel() returned before the guest was gone")
+	}
+}
+
+func TestCancelOfADelegationThatEndsByItselfIsFinal(t *testing.T) {
+	t.Parallel()
+	b, _ := initialized(t)
+	w := take(t, b, broker.TakerConfig{Slots: 1})
+	job, _ := listening(t, b, w, func(c broker.Claim) protocol.Status {
+		rec := canceledRecord(newJob())
+		rec.DelegationID, rec.TaskID, rec.Spawner, rec.SessionID = c.Record.DelegationID, c.Record.TaskID, c.Record.Spawner, c.Record.SessionID
+		rec.Outcome.DelegationID = c.Record.DelegationID
+		rec.Status, rec.Outcome.Status = protocol.StatusOK, protocol.StatusOK
+		if _, err := b.WriteRecord(context.Background(), rec, c.Revision); err != nil {
+			t.Error(err)
+		}
+		return protocol.StatusOK
+	})
+	c, err := b.Cancel(t.Context(), job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+	wantError(t, "Cancel()", err, broker.ErrFinal, "ok")
+	if c.Record.Status != protocol.StatusOK {
+		t.Errorf("the result says %s", c.Record.Status)
+	}
+}
+
+func TestCancelWritesOverTheClaimOfAWorkerThatIsGone(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	w := take(t, b, broker.TakerConfig{Slots: 1})
+	job := newJob()
+	d, claim := claimed(t, b, w, job) // and does not listen
+	start := time.Now()
+	c, err := b.Cancel(t.Context(), job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+	if err != nil || !c.GuestMayRun || c.Record.Status != protocol.StatusTerminated {
+		t.Fatalf("Cancel() = %+v, %v; want written over the claim", c, err)
+	}
+	if took := time.Since(start); took < 3*time.Second {
+		t.Errorf("Cancel() took %s, want 3s of silence", took)
+	}
+	o := c.Record.Outcome
+	if o.SessionID != claim.Record.SessionID || o.Workdir != claim.Record.Workdir || o.DurationMS < 2000 || o.Detail != protocol.ParentEndedDetail {
+		t.Errorf("outcome %+v", o)
+	}
+	if mine, err := b.StillMine(t.Context(), claim.Entry); err != nil || mine {
+		t.Errorf("StillMine() = %t, %v; want the worker fenced", mine, err)
+	}
+	if n := len(terminals(framesOf(t, raw(t, s.URL()), job.TaskID))); n != 1 {
+		t.Errorf("%d terminal statuses, want 1", n)
+	}
+	done(t, d)
+}
+
+func TestCancelRefuses(t *testing.T) {
+	t.Parallel()
+	b, _ := initialized(t)
+	_, err := b.Cancel(t.Context(), "ses_1", "dlg_1", broker.CancelOptions{})
+	wantError(t, "Cancel() of nothing", err, broker.ErrNoRecord)
+	_, err = b.Cancel(t.Context(), "ses.1", "dlg_1", broker.CancelOptions{})
+	wantError(t, "Cancel() of no name", err, protocol.ErrName)
+}
+
+func TestACancelMustNameItsDelegation(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	nc := raw(t, s.URL()).Conn()
+	w := take(t, b, broker.TakerConfig{Slots: 1})
+	job, asked := listening(t, b, w, func(broker.Claim) protocol.Status { return protocol.StatusTerminated })
+	subject := "starling.cancel." + string(job.Spawner.SessionID) + "." + string(job.DelegationID)
+	for _, body := range []string{"", "{}", `{"delegation_id":"dlg_0"}`, `{"Delegation_ID":"` + string(job.DelegationID) + `"}`} {
+		if _, err := nc.Request(subject, []byte(body), 100*time.Millisecond); err == nil {
+			t.Errorf("a cancel of %q was answered", body)
+		}
+	}
+	if asked.Load() != 0 {
+		t.Errorf("%d cancels were taken, want none", asked.Load())
+	}
+	m, err := nc.Request(subject, []byte(`{"delegation_id":"`+string(job.DelegationID)+`"}`), within)
+	if err != nil || string(m.Data) != `{"status":"terminated"}` {
+		t.Errorf("a cancel was answered %v, %v", m, err)
+	}
+}
+
+func TestClosingAListenerEndsItsRequestWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	nc := raw(t, s.URL()).Conn()
+	entered, left := make(chan struct{}), make(chan struct{})
+	l, err := b.ListenCancel("ses_1", "dlg_1", func(ctx context.Context) protocol.CancelAnswer {
+		close(entered)
+		<-ctx.Done()
+		close(left)
+		return protocol.CancelAnswer{Status: protocol.StatusTerminated}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	answered := make(chan error, 1)
+	go func() {
+		_, err := nc.RequestWithContext(ctx, "starling.cancel.ses_1.dlg_1", []byte(`{"delegation_id":"dlg_1"}`))
+		answered <- err
+	}()
+	<-entered
+	l.Close()
+	select {
+	case <-left:
+	default:
+		t.Error("Close() did not wait")
+	}
+	cancel()
+	if err := <-answered; !errors.Is(err, context.Canceled) {
+		t.Errorf("a request of a closed listener was answered: %v", err)
+	}
+}
