@@ -36,8 +36,12 @@ delegation id twice is one delegation.`,
 			"  starling dispatch summarizer@1.2.0 --door http://10.0.0.7:7777 < text",
 		Args: exactArgs(1, "the capsule: NAME@VERSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			job, err := a.job(f, args[0])
+			if err != nil {
+				return err
+			}
 			return a.withBus(cmd.Context(), f.bus, func(bus *broker.Bus) error {
-				return a.dispatch(cmd.Context(), bus, f, args[0])
+				return a.dispatch(cmd.Context(), bus, f, job)
 			})
 		},
 	}
@@ -93,11 +97,7 @@ func (a *app) job(f *dispatchFlags, capsule string) (protocol.Job, error) {
 	return job, job.Validate()
 }
 
-func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, capsule string) error {
-	job, err := a.job(f, capsule)
-	if err != nil {
-		return err
-	}
+func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job protocol.Job) error {
 	done, err := bus.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: f.unserved})
 	if errors.Is(err, broker.ErrUnclear) {
 		return fmt.Errorf("%w (--session %s --delegation %s)", err, job.Spawner.SessionID, job.DelegationID)

@@ -53,7 +53,7 @@ var classes = []struct {
 	status int
 	advice string
 }{
-	{broker.ErrNoServer, exitNoBus, "is it running? --url (STARLING_URL) says where"},
+	{broker.ErrNoServer, exitNoBus, "--url (STARLING_URL) says where"},
 	{broker.ErrNoJetStream, exitNoBus, "start the server with -js"},
 	{broker.ErrOldServer, exitNoBus, ""},
 	{broker.ErrUnavailable, exitNoBus, "try again"},
