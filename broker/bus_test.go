@@ -3,6 +3,7 @@ package broker_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -211,8 +212,12 @@ func TestSecretsAreRedactedEverywhere(t *testing.T) {
 	cfg := broker.Config{URL: "nats://u:s3cret@h:1,nats://s3cret@h:2", User: "u", Password: "s3cret", Token: "s3cret"}
 	var logged bytes.Buffer
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("x", "config", cfg, "secret", cfg.Password)
+	asJSON, err := json.Marshal(struct{ P broker.Secret }{cfg.Password})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, text := range []string{
-		cfg.String(), fmt.Sprintf("%v %+v %s", cfg, cfg, cfg), fmt.Sprintf("%#v", cfg.Password), logged.String(),
+		string(asJSON), cfg.String(), fmt.Sprintf("%v %+v %s", cfg, cfg, cfg), fmt.Sprintf("%#v", cfg.Password), logged.String(),
 	} {
 		if strings.Contains(text, "s3cret") {
 			t.Errorf("a secret shows in %s", text)

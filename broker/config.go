@@ -110,8 +110,11 @@ func (c Config) Validate() error {
 		bad("TLSCert and TLSKey belong together: give both")
 	}
 	for _, file := range []struct{ field, path string }{
-		{"CredsFile", c.CredsFile}, {"NKeyFile", c.NKeyFile},
-		{"TLSCA", c.TLSCA}, {"TLSCert", c.TLSCert}, {"TLSKey", c.TLSKey},
+		{"CredsFile", c.CredsFile},
+		{"NKeyFile", c.NKeyFile},
+		{"TLSCA", c.TLSCA},
+		{"TLSCert", c.TLSCert},
+		{"TLSKey", c.TLSKey},
 	} {
 		if file.path == "" {
 			continue
@@ -171,8 +174,10 @@ func (c Config) credentials() []string {
 		name string
 		set  bool
 	}{
-		{"CredsFile", c.CredsFile != ""}, {"NKeyFile", c.NKeyFile != ""},
-		{"User", c.User != ""}, {"Token", c.Token != ""},
+		{"CredsFile", c.CredsFile != ""},
+		{"NKeyFile", c.NKeyFile != ""},
+		{"User", c.User != ""},
+		{"Token", c.Token != ""},
 	} {
 		if way.set {
 			ways = append(ways, way.name)

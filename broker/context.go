@@ -56,8 +56,11 @@ func (c Config) withContext() (Config, error) {
 		set   *string
 		value string
 	}{
-		{&c.URL, x.URL}, {&c.TLSCA, expandHome(x.CA)}, {&c.TLSCert, expandHome(x.Cert)},
-		{&c.TLSKey, expandHome(x.Key)}, {&c.InboxPrefix, x.Inbox},
+		{&c.URL, x.URL},
+		{&c.TLSCA, expandHome(x.CA)},
+		{&c.TLSCert, expandHome(x.Cert)},
+		{&c.TLSKey, expandHome(x.Key)},
+		{&c.InboxPrefix, x.Inbox},
 	} {
 		if *field.set == "" {
 			*field.set = field.value
@@ -102,8 +105,12 @@ func readContext(dir, name string) (cliContext, error) {
 		return refuse("its file is not readable JSON") // the parser may quote a secret
 	}
 	for _, member := range []struct{ name, value string }{
-		{"nsc", x.NSC}, {"socks_proxy", x.Socks}, {"user_jwt", x.UserJWT},
-		{"jetstream_domain", x.Domain}, {"jetstream_api_prefix", x.APIPrefix}, {"windows_cert_store", x.WinStore},
+		{"nsc", x.NSC},
+		{"socks_proxy", x.Socks},
+		{"user_jwt", x.UserJWT},
+		{"jetstream_domain", x.Domain},
+		{"jetstream_api_prefix", x.APIPrefix},
+		{"windows_cert_store", x.WinStore},
 	} {
 		if member.value != "" {
 			return refuse("it sets %s, which is not supported: use a context without it", member.name)

@@ -136,10 +136,12 @@ type serverLog struct {
 }
 
 func (l *serverLog) Noticef(format string, v ...any) { l.log.Debug("nats", "text", line(format, v)) }
-func (l *serverLog) Debugf(format string, v ...any)  { l.log.Debug("nats", "text", line(format, v)) }
-func (l *serverLog) Tracef(format string, v ...any)  { l.log.Debug("nats", "text", line(format, v)) }
-func (l *serverLog) Warnf(format string, v ...any)   { l.log.Warn("nats", "text", line(format, v)) }
-func (l *serverLog) Errorf(format string, v ...any)  { l.log.Error("nats", "text", line(format, v)) }
+
+func (l *serverLog) Debugf(format string, v ...any) { l.log.Debug("nats", "text", line(format, v)) }
+
+func (l *serverLog) Tracef(format string, v ...any) { l.log.Debug("nats", "text", line(format, v)) }
+func (l *serverLog) Warnf(format string, v ...any)  { l.log.Warn("nats", "text", line(format, v)) }
+func (l *serverLog) Errorf(format string, v ...any) { l.log.Error("nats", "text", line(format, v)) }
 
 func (l *serverLog) Fatalf(format string, v ...any) {
 	text := line(format, v)

@@ -221,22 +221,28 @@ func (b *Bus) streamInfo(ctx context.Context, name string) (*jetstream.StreamInf
 	return info, err
 }
 
+// adminTry and adminWithin bound one try of an administrative request, which an
+// election may leave without an answer, and all of them.
+const (
+	adminTry    = 4 * time.Second
+	adminWithin = 30 * time.Second
+)
+
 // settled runs an administrative request and repeats it while a cluster that
-// just started, or that elects, has no leader for it: for at most 10 s.
+// just started, or that elects, has no leader for it. All of them are safe to
+// repeat.
 func (b *Bus) settled(ctx context.Context, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, adminWithin)
 	defer cancel()
 	for {
-		err := b.classified(ctx, do(ctx))
+		try, done := context.WithTimeout(ctx, adminTry)
+		err := b.classified(try, do(try))
+		done()
 		if !errors.Is(err, ErrUnavailable) || ctx.Err() != nil {
 			return err
 		}
-		timer := time.NewTimer(reconnectWait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if pause(ctx, reconnectWait) != nil {
 			return err
-		case <-timer.C:
 		}
 	}
 }

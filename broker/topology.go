@@ -80,10 +80,16 @@ func (c InitConfig) Validate() error {
 		field string
 		value int64
 	}{
-		{"MaxJobs", c.MaxJobs}, {"MaxJobBytes", c.MaxJobBytes}, {"MaxFrameBytes", c.MaxFrameBytes},
-		{"MaxLedgerBytes", c.MaxLedgerBytes}, {"MaxResultBytes", c.MaxResultBytes}, {"MaxObservers", int64(c.MaxObservers)},
-		{"FrameAge", int64(c.FrameAge)}, {"LedgerAge", int64(c.LedgerAge)},
-		{"ResultAge", int64(c.ResultAge)}, {"DeadLetterAge", int64(c.DeadLetterAge)},
+		{"MaxJobs", c.MaxJobs},
+		{"MaxJobBytes", c.MaxJobBytes},
+		{"MaxFrameBytes", c.MaxFrameBytes},
+		{"MaxLedgerBytes", c.MaxLedgerBytes},
+		{"MaxResultBytes", c.MaxResultBytes},
+		{"MaxObservers", int64(c.MaxObservers)},
+		{"FrameAge", int64(c.FrameAge)},
+		{"LedgerAge", int64(c.LedgerAge)},
+		{"ResultAge", int64(c.ResultAge)},
+		{"DeadLetterAge", int64(c.DeadLetterAge)},
 	} {
 		if n.value < 0 {
 			bad("%s is negative: leave it 0 for the default", n.field)

@@ -205,8 +205,10 @@ func TestInitRefusesWhatDiffersAndChangesNothing(t *testing.T) {
 		"republish":            {Name: "KV_starling-delegations", Subjects: []string{"$KV.starling-delegations.>"}, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, AllowDirect: true, AllowRollup: true, MaxMsgSize: 64 << 10},
 		"messages per subject": {Name: "KV_starling-capsule-index", Subjects: []string{"$KV.starling-capsule-index.>"}, MaxMsgsPerSubject: 5, Discard: jetstream.DiscardNew, AllowDirect: true, AllowRollup: true},
 		"max age":              {Name: "KV_starling-workers", Subjects: []string{"$KV.starling-workers.>"}, MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, AllowDirect: true, AllowRollup: true, Storage: jetstream.MemoryStorage, MaxAge: time.Hour},
-		"subjects that are no pool": {Name: "STARLING_JOBS", Subjects: []string{"starling.jobs.default.*.*", "other"}, Retention: jetstream.WorkQueuePolicy,
-			MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true, MaxMsgSize: 272 << 10, AllowDirect: true},
+		"subjects that are no pool": {
+			Name: "STARLING_JOBS", Subjects: []string{"starling.jobs.default.*.*", "other"}, Retention: jetstream.WorkQueuePolicy,
+			MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true, MaxMsgSize: 272 << 10, AllowDirect: true,
+		},
 	} {
 		t.Run(setting, func(t *testing.T) {
 			t.Parallel()
