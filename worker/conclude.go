@@ -32,8 +32,11 @@ func (a *attempt) conclude(ctx context.Context, cause error, end sandbox.Ending)
 	}
 	var quota *quotaError
 	switch {
-	case end.Kind == sandbox.Refused:
+	case end.Kind == sandbox.Refused && errors.Is(end.Err, sandbox.ErrRefused):
 		return refused(end.Message)
+	case end.Kind == sandbox.Refused: // this host could not run it: another may
+		a.log.Error("guest not started: the task is handed back", "error", end.Message)
+		return conclusion{handBack: true}
 	case a.segments.Ended():
 		// The session said how it ended; what happened to its process afterwards
 		// changes nothing.
