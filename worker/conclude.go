@@ -13,7 +13,8 @@ import (
 
 // conclusion is how an attempt ended, before anybody is told.
 type conclusion struct {
-	handBack bool // the task goes back to the queue: nothing below counts
+	handBack  bool // the task goes back to the queue: nothing below counts
+	hostFault bool // the same, because this host could not run it
 
 	status   protocol.Status
 	reporter protocol.Reporter
@@ -36,7 +37,7 @@ func (a *attempt) conclude(ctx context.Context, cause error, end sandbox.Ending)
 		return refused(end.Message)
 	case end.Kind == sandbox.Refused: // this host could not run it: another may
 		a.log.Error("guest not started: the task is handed back", "error", end.Message)
-		return conclusion{handBack: true}
+		return conclusion{hostFault: true}
 	case a.segments.Ended():
 		// The session said how it ended; what happened to its process afterwards
 		// changes nothing.
@@ -107,6 +108,7 @@ func (a *attempt) notStarted(running context.Context, err error) conclusion {
 		return deadlineBeforeStart()
 	case cause == nil:
 		a.log.Error("attempt not started: the task is handed back", "error", err)
+		return conclusion{hostFault: true}
 	}
 	return conclusion{handBack: true}
 }

@@ -51,7 +51,7 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 	a, err := g.w.newAttempt(log, g.hold, g.cancel, g.job, claim)
 	if err != nil {
 		log.Error("attempt not started: the task is handed back", "error", err)
-		g.handBack(ctx, claim.Entry)
+		g.handBackLater(ctx, claim.Entry)
 		return
 	}
 	defer a.close()
@@ -60,7 +60,11 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 		a.frames.Close()
 		return
 	}
-	if c.handBack {
+	switch {
+	case c.hostFault:
+		g.handBackLater(ctx, claim.Entry)
+		return
+	case c.handBack:
 		g.handBack(ctx, claim.Entry)
 		return
 	}
@@ -222,6 +226,19 @@ func (g *delegation) writeFile(root *os.Root, rec protocol.Record) {
 	if err := completion.Write(root, *rec.Outcome); err != nil {
 		g.log.Warn("completion.json not written", "error", err)
 	}
+}
+
+// handBackLater hands back a task that this host could not start, after a pause
+// that doubles each time: the fault may be every worker's.
+func (g *delegation) handBackLater(ctx context.Context, entry broker.Entry) {
+	pause := time.NewTimer(min(time.Second<<min(entry.Record.Returned, 5), 30*time.Second))
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+	case <-g.w.drainAsked:
+	case <-ctx.Done():
+	}
+	g.handBack(ctx, entry)
 }
 
 // handBack returns the task to the queue: the record first, then the nak.
