@@ -18,7 +18,7 @@ import (
 const (
 	// defaultPullExpires is how long a waiting pull stays open.
 	//
-	// Source: docs/design.md, Taking.
+	// Source: docs/rationale.md.
 	defaultPullExpires = 10 * time.Second
 	// fetchWait is how long a pull that does not wait may stay unanswered.
 	fetchWait = 2 * time.Second
@@ -44,7 +44,7 @@ type TakerConfig struct {
 // free slot is given back at once, so that no job waits in a busy worker. Make
 // one with [Bus.NewTaker] and run it once.
 //
-// Source: docs/protocol.md, section 2, and docs/design.md, Taking.
+// Source: docs/protocol.md, section 2, and docs/rationale.md.
 type Taker struct {
 	bus     *Bus
 	cfg     TakerConfig
