@@ -43,6 +43,7 @@ type attempt struct {
 	dir      *workdir
 	trace    *trace
 	frames   *broker.FrameSender
+	module   string // the module's path on this host, once it is there
 	manifest protocol.Manifest
 	segments *Segments
 	started  time.Time
@@ -123,7 +124,7 @@ func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]s
 	if err != nil {
 		return capsule, nil, err
 	}
-	a.manifest = capsule.Manifest
+	a.module, a.manifest = capsule.path, capsule.Manifest
 	if err := a.w.cfg.Ceiling.check(a.manifest.Capabilities.Limits); err != nil {
 		return capsule, nil, err
 	}

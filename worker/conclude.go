@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
@@ -34,7 +35,7 @@ func (a *attempt) conclude(ctx context.Context, cause error, end sandbox.Ending)
 	var quota *quotaError
 	switch {
 	case end.Kind == sandbox.Refused && errors.Is(end.Err, sandbox.ErrRefused):
-		return refused(end.Message)
+		return refused(a.named(end.Message))
 	case end.Kind == sandbox.Refused: // this host could not run it: another may
 		a.log.Error("guest not started: the task is handed back", "error", end.Message)
 		return conclusion{hostFault: true}
@@ -103,7 +104,7 @@ func (a *attempt) notStarted(running context.Context, err error) conclusion {
 	case errors.As(err, &no):
 		return refused(no.why)
 	case errors.Is(err, sandbox.ErrRefused):
-		return refused(err.Error())
+		return refused(a.named(err.Error()))
 	case errors.Is(cause, errDelegationDeadline):
 		return deadlineBeforeStart()
 	case cause == nil:
@@ -111,6 +112,15 @@ func (a *attempt) notStarted(running context.Context, err error) conclusion {
 		return conclusion{hostFault: true}
 	}
 	return conclusion{handBack: true}
+}
+
+// named says the capsule's name instead of where its module is on this host,
+// which is nobody's business elsewhere.
+func (a *attempt) named(why string) string {
+	if a.module == "" {
+		return why
+	}
+	return strings.ReplaceAll(why, "module "+a.module, "capsule "+a.claim.Record.Capsule.String())
 }
 
 func refused(why string) conclusion {
