@@ -104,14 +104,27 @@ func (d *workdir) result(session protocol.SessionID, task protocol.TaskID, conte
 			return name, nil
 		}
 	}
-	err := d.root.Mkdir(path.Dir(protocol.DefaultResultPath), 0o700)
-	if err == nil || errors.Is(err, fs.ErrExist) {
-		err = d.root.WriteFile(protocol.DefaultResultPath, []byte(content), 0o600)
-	}
-	if err != nil {
+	if err := d.writeNew(protocol.DefaultResultPath, content); err != nil {
 		return "", fmt.Errorf("write the result file: %w", err)
 	}
 	return protocol.DefaultResultPath, nil
+}
+
+// writeNew writes a file in the place of whatever else the guest left there: a
+// link is replaced, not written through.
+func (d *workdir) writeNew(name, content string) error {
+	if err := d.root.Mkdir(path.Dir(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := d.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(content)
+	return errors.Join(err, f.Close())
 }
 
 // regular reports whether name is a regular file, and no link to one.
