@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"starling/testenv"
 )
 
 // goCommand builds a Go command of another project for wasip1, unchanged.
@@ -103,4 +105,48 @@ func TestThirdPartyRuby(t *testing.T) {
 	thirdParty(t, ruby,
 		thirdPartyRun{"reads its script from stdin", "puts [1, 2, 3].sum", exitOK, "6\n", ": ok ("},
 		thirdPartyRun{"exits with its own status", "exit 5", exitTaskFailed, "", "error (exit status 5"})
+}
+
+// TestThirdPartyNatsCommandIsAParent runs the parent of docs/parents.md that is
+// made of the nats command and curl.
+func TestThirdPartyNatsCommandIsAParent(t *testing.T) {
+	nats := nativeCommand(t, "github.com/nats-io/natscli/nats@v0.5.0")
+	f := testFleet(t, nil)
+	url := f.server.ClientURL()
+	if got := starling(t, "", "capsule", "push", hello(t), "--url", url); got.status != exitOK {
+		t.Fatalf("push: %s", got.err)
+	}
+	door := testenv.Door(t)
+	dir := t.TempDir()
+	block := "cd '" + dir + "'\n" + blocks(t, "docs/parents.md", "sh nats")[0] + "cat frames.txt records.txt\n" +
+		blocks(t, "docs/parents.md", "sh curl")[0]
+	out := shell(t, block, "NATS_URL="+url, "DOOR="+door.URL(), "HOME="+dir, "PATH="+filepath.Dir(nats)+":"+os.Getenv("PATH"))
+	contains(t, "the shell", out, `"status":"ok"`, `"delivered":true`, `"TASK_STATE_COMPLETED"`, "Hello, THE SHELL!",
+		`"state":"submitted"`)
+	posts := door.Posts()
+	if len(posts) != 2 {
+		t.Fatalf("the door got %d posts, want the worker's and curl's", len(posts))
+	}
+	for _, post := range posts {
+		if post.Method != "message/send" || !strings.HasPrefix(post.Text, "Delegated capsule finished.") {
+			t.Errorf("post = %s %q", post.Method, post.Text)
+		}
+	}
+}
+
+// nativeCommand builds a Go command of another project for this machine.
+func nativeCommand(t *testing.T, module string) string {
+	t.Helper()
+	bin := t.TempDir()
+	install := exec.Command("go", "install", module)
+	install.Dir = bin
+	install.Env = append(os.Environ(), "GOBIN="+bin, "GOFLAGS=-buildvcs=false")
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("go install %s: %v\n%s", module, err, out)
+	}
+	found, err := filepath.Glob(filepath.Join(bin, "*"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("go install %s left %v, %v", module, found, err)
+	}
+	return found[0]
 }

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/bytecodealliance/wasmtime-go/v39"
+
+	"starling/protocol"
+)
+
+// blocks are the fenced blocks of a page whose info string is info.
+func blocks(t *testing.T, page, info string) []string {
+	t.Helper()
+	pattern := regexp.MustCompile("(?ms)^```" + regexp.QuoteMeta(info) + "\n(.*?)^```$")
+	var found []string
+	for _, match := range pattern.FindAllStringSubmatch(readDoc(t, page), -1) {
+		found = append(found, match[1])
+	}
+	if len(found) == 0 {
+		t.Fatalf("%s has no block ```%s", page, info)
+	}
+	return found
+}
+
+// shell runs a block at the root of the repository, with this program as
+// `starling` and the given environment. It fails the test when the block fails.
+func shell(t *testing.T, block string, env ...string) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	wrapper := fmt.Sprintf("#!/bin/sh\n%s=1 exec '%s' \"$@\"\n", asProgram, self)
+	if err := os.WriteFile(filepath.Join(bin, "starling"), []byte(wrapper), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	command := exec.CommandContext(t.Context(), "sh", "-euc", block)
+	command.Dir = "../.."
+	command.Env = append(append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")), env...)
+	out, err := command.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s\nprinted:\n%s", err, block, out)
+	}
+	return string(out)
+}
+
+func TestReadmeFirstCommand(t *testing.T) {
+	t.Parallel()
+	block := blocks(t, "README.md", "sh run")[0]
+	const program = "go run ./cmd/starling "
+	if !strings.HasPrefix(block, program) {
+		t.Fatalf("the README's first command is %q, want it to begin with %q", block, program)
+	}
+	dir := t.TempDir()
+	out := shell(t, "starling "+strings.TrimPrefix(block, program), "STARLING_WORK_ROOT="+filepath.Join(dir, "work"), "STARLING_CACHE_DIR="+dir)
+	for line := range strings.Lines(blocks(t, "README.md", "text")[0]) {
+		if strings.Contains(line, " after ") { // the time differs
+			continue
+		}
+		contains(t, "the output", out, strings.TrimSuffix(line, "\n"))
+	}
+}
+
+func TestReadmeCommandsOnADevFleet(t *testing.T) {
+	t.Parallel()
+	f := testFleet(t, nil)
+	out := shell(t, blocks(t, "README.md", "sh dev")[0], "STARLING_URL="+f.server.ClientURL())
+	contains(t, "the output", out, "hello@1.0.0 sha256:", "Hello, THE FLEET!", "DELEGATION", string(f.staff.worker.ID()))
+}
+
+func TestCapsulesPageGoCapsule(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	source := filepath.Join(dir, "main.go")
+	if err := os.WriteFile(source, []byte(blocks(t, "docs/capsules.md", "go capsule")[0]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, protocol.ManifestFile), []byte(blocks(t, "docs/capsules.md", "yaml manifest")[0]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	module := filepath.Join(dir, "capsule.wasm")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", module, source)
+	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	if err := os.Remove(source); err != nil {
+		t.Fatal(err)
+	}
+	got := starling(t, "a text", runArgs(t, "run", dir)...)
+	if got.status != exitOK {
+		t.Fatalf("status = %d\n%s", got.status, got.err)
+	}
+	contains(t, "stdout", got.out, "Let me measure that. ", "measured: a text")
+	contains(t, "stderr", got.err, "[tool] measure started", "it has some length")
+}
+
+func TestCapsulesPageManifestsHaveNoWarnings(t *testing.T) {
+	t.Parallel()
+	for _, text := range blocks(t, "docs/capsules.md", "yaml manifest") {
+		m, warnings, err := protocol.ParseManifest([]byte(text))
+		if err != nil || len(warnings) > 0 {
+			t.Errorf("ParseManifest = %v, %v\n%s", warnings, err, text)
+		}
+		if m.Capabilities.Limits != protocol.DefaultLimits() || m.Inference.MaxTurns != 10 {
+			t.Errorf("the page's limits are %+v, want the defaults", m.Capabilities.Limits)
+		}
+	}
+}
+
+func TestCapsulesPageWATCapsule(t *testing.T) {
+	t.Parallel()
+	module, err := wasmtime.Wat2Wasm(blocks(t, "docs/capsules.md", "wat")[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "wat.wasm")
+	if err := os.WriteFile(path, module, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := starling(t, "x", runArgs(t, "run", path)...); got.status != exitOK || got.out != "hello\n" {
+		t.Errorf("run = %d, %q, want 0, hello\n%s", got.status, got.out, got.err)
+	}
+}
