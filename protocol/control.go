@@ -1,7 +1,6 @@
 package protocol
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -82,8 +81,8 @@ type CapsuleEntry struct {
 // ParseCapsuleEntry reads and validates an entry of the index.
 func ParseCapsuleEntry(data []byte) (CapsuleEntry, error) {
 	e := CapsuleEntry{Manifest: DefaultManifest("", "")}
-	if err := json.Unmarshal(data, &e); err != nil {
-		return CapsuleEntry{}, fmt.Errorf("capsule index: %w", jsonError(err))
+	if err := unmarshalExact(data, &e); err != nil {
+		return CapsuleEntry{}, fmt.Errorf("capsule index: %w", err)
 	}
 	if err := errors.Join(e.Digest.Validate(), e.Manifest.Validate()); err != nil {
 		return CapsuleEntry{}, fmt.Errorf("capsule index: %w", err)

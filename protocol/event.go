@@ -160,13 +160,28 @@ type eventReader struct {
 }
 
 func (r *eventReader) read(name string, into any) {
-	raw, ok := r.members[name]
-	if !ok || bytes.Equal(raw, []byte("null")) {
+	if !r.has(name) {
 		return
 	}
-	if err := json.Unmarshal(raw, into); err != nil && r.err == nil {
-		r.err = fmt.Errorf("member %q: %w", name, err)
+	if err := json.Unmarshal(r.members[name], into); err != nil && r.err == nil {
+		r.err = fmt.Errorf("member %q: %w", name, jsonError(err))
 	}
+}
+
+// has reports whether the member is there and not null.
+func (r *eventReader) has(name string) bool {
+	raw, ok := r.members[name]
+	return ok && !bytes.Equal(raw, []byte("null"))
+}
+
+// first is the first of the members that is a text and not empty.
+func (r *eventReader) first(names ...string) string {
+	for _, name := range names {
+		if s := r.str(name); s != "" {
+			return s
+		}
+	}
+	return ""
 }
 
 func (r *eventReader) str(name string) (s string) { r.read(name, &s); return s }

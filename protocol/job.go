@@ -153,10 +153,15 @@ func (j Job) Validate() error {
 	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if j.Message == nil || MessageText(j.Message) == "" {
 		bad("message.parts has no text: a task is text")
+	} else if j.Message.Role != a2a.MessageRoleUser {
+		bad("message.role is %q: it is ROLE_USER", clip(string(j.Message.Role), 32))
 	} else if err := ValidateName("message.contextId", j.Message.ContextID); err != nil {
 		bad("%w", err)
 	} else if err := ValidateName("message.messageId", j.Message.ID); err != nil {
 		bad("%w", err)
+	}
+	if _, reason := readSpawner([]byte(j.Spawner.String())); reason != "" {
+		bad("spawner: %s", reason)
 	}
 	if j.Spawner.DelegationID != j.DelegationID {
 		bad("spawner.delegation_id is %q: it is this delegation's id", clip(string(j.Spawner.DelegationID), 80))

@@ -24,19 +24,11 @@ func ParseMessage(data []byte) (*a2a.Message, error) {
 		return refuse("message: %w", jsonError(err))
 	}
 	r := eventReader{members: members}
-	text := func(names ...string) string {
-		for _, name := range names {
-			if s := r.str(name); s != "" {
-				return s
-			}
-		}
-		return ""
-	}
 	m := &a2a.Message{
-		ID: text("messageId", "message_id"), ContextID: text("contextId", "context_id"),
-		TaskID: a2a.TaskID(text("taskId", "task_id")),
+		ID: r.first("messageId", "message_id"), ContextID: r.first("contextId", "context_id"),
+		TaskID: a2a.TaskID(r.first("taskId", "task_id")),
 	}
-	switch role := text("role"); role {
+	switch role := r.str("role"); role {
 	case "ROLE_USER", "user":
 		m.Role = a2a.MessageRoleUser
 	default:
@@ -47,7 +39,7 @@ func ParseMessage(data []byte) (*a2a.Message, error) {
 	var parts []map[string]json.RawMessage
 	r.read("parts", &parts)
 	if r.err != nil {
-		return refuse("message: %w", jsonError(r.err))
+		return refuse("message: %w", r.err)
 	}
 	for i, part := range parts {
 		p, err := readPart(part)
@@ -65,31 +57,26 @@ func ParseMessage(data []byte) (*a2a.Message, error) {
 // readPart reads one part of either version. A file of 0.3 stands under "file".
 func readPart(members map[string]json.RawMessage) (*a2a.Part, error) {
 	r := eventReader{members: members}
-	p := &a2a.Part{Filename: r.str("filename"), MediaType: r.str("mediaType")}
+	p := &a2a.Part{}
 	r.read("metadata", &p.Metadata)
-	if p.MediaType == "" {
-		p.MediaType = r.str("media_type")
-	}
-	if raw, ok := members["file"]; ok {
-		if err := json.Unmarshal(raw, &members); err != nil {
+	if r.has("file") {
+		r.members = nil
+		if err := json.Unmarshal(members["file"], &r.members); err != nil {
 			return nil, jsonError(err)
 		}
-		if p.Filename = r.str("name"); p.Filename == "" {
-			p.Filename = r.str("filename")
-		}
 	}
+	p.Filename = r.first("filename", "name")
+	p.MediaType = r.first("mediaType", "media_type", "mimeType", "mime_type")
 	switch {
-	case members["text"] != nil:
+	case r.has("text"):
 		p.Content = a2a.Text(r.str("text"))
-	case members["data"] != nil:
+	case r.has("data"):
 		var value any
 		r.read("data", &value)
 		p.Content = a2a.Data{Value: value}
-	case members["url"] != nil:
-		p.Content = a2a.URL(r.str("url"))
-	case members["uri"] != nil:
-		p.Content = a2a.URL(r.str("uri"))
-	case members["raw"] != nil, members["bytes"] != nil:
+	case r.first("url", "uri") != "":
+		p.Content = a2a.URL(r.first("url", "uri"))
+	case r.has("raw"), r.has("bytes"):
 		var raw []byte
 		r.read("raw", &raw)
 		r.read("bytes", &raw)

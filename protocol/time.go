@@ -39,7 +39,8 @@ func (t *Time) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 	parsed, err := time.Parse(time.RFC3339Nano, *s)
-	if err != nil {
+	// Near the edge the zone may carry it to a year that RFC 3339 cannot write.
+	if year := parsed.UTC().Year(); err != nil || year < 0 || year > 9999 {
 		return fmt.Errorf("%q is no RFC 3339 time", clip(*s, 64))
 	}
 	*t = NewTime(parsed)
