@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -24,7 +25,7 @@ const (
 	MaxContentBytes = 256 << 10 // the content of an artifact and the response
 
 	maxFrameText   = 448 << 10 // encoded text of one frame: leaves room for the rest
-	maxFrameName   = 1024      // a tool call's id or name
+	maxFrameName   = 1024      // a tool call's id or name, a fence's source
 	maxFrameStatus = MaxDetailBytes + len(cutMark)
 )
 
@@ -206,6 +207,7 @@ func (f Frame) bounded() Frame {
 		return short, len(short) < len(s)
 	}
 	f.ToolCallID, f.ToolName = clip(f.ToolCallID, maxFrameName), clip(f.ToolName, maxFrameName)
+	f.FenceSource = clip(f.FenceSource, maxFrameName)
 	f.Text, f.Content = validUTF8(f.Text), validUTF8(f.Content)
 	var truncated bool
 	switch f.Kind {
@@ -225,6 +227,7 @@ func (f Frame) bounded() Frame {
 // FitsResponse reports whether a result is a response frame uncut. One that
 // does not fit also goes to the object store.
 func FitsResponse(result string) bool {
+	result = validUTF8(result) // as it is encoded
 	return prefixThatFits(result, MaxContentBytes, maxFrameText) == len(result)
 }
 
@@ -338,6 +341,9 @@ func (r *ReceivedFrame) readStatus(e *a2a.TaskStatusUpdateEvent) error {
 	if e.Status.Message == nil || len(e.Status.Message.Parts) == 0 {
 		return nil
 	}
+	if slices.Contains(e.Status.Message.Parts, nil) {
+		return fmt.Errorf("%w: a part of its message is null", ErrFrame)
+	}
 	part := e.Status.Message.Parts[0]
 	r.Text = part.Text()
 	members, ok := part.Data().(map[string]any)
@@ -370,8 +376,8 @@ func (r *ReceivedFrame) readStatus(e *a2a.TaskStatusUpdateEvent) error {
 
 func (r *ReceivedFrame) readArtifact(e *a2a.TaskArtifactUpdateEvent) error {
 	r.TaskID, r.ContextID, r.State = TaskID(e.TaskID), ContextID(e.ContextID), a2a.TaskStateWorking
-	if e.Artifact == nil || len(e.Artifact.Parts) == 0 {
-		return fmt.Errorf("%w: its artifact has no part", ErrFrame)
+	if e.Artifact == nil || len(e.Artifact.Parts) == 0 || slices.Contains(e.Artifact.Parts, nil) {
+		return fmt.Errorf("%w: its artifact has no part, or a null one", ErrFrame)
 	}
 	r.Text, r.Append, r.Final = e.Artifact.Parts[0].Text(), e.Append, e.LastChunk
 	ext, _ := e.Metadata[StreamExtension].(map[string]any)
