@@ -21,6 +21,7 @@ var (
 	errCanceled           = errors.New("the parent ended this delegation")
 	errDelegationDeadline = errors.New("the delegation deadline passed")
 	errBudget             = errors.New("the capsule used up what it may spend")
+	errFrames             = errors.New("the task's frames cannot be published")
 )
 
 // quotaError stops a guest whose work directory grew past its quota.
@@ -94,7 +95,7 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 	a.cancel.onAsk(func() { stopPreparing(errCanceled) })
 	capsule, env, err := a.prepare(ctx, preparing)
 	if a.cancel.accepted() {
-		return a.canceledBeforeStart()
+		return canceledBeforeStart()
 	}
 	if err != nil {
 		return a.notStarted(running, err)
@@ -120,28 +121,28 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 // prepare gets everything ready that can fail before the guest starts. The
 // deadline of the run does not count yet.
 func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]string, error) {
-	capsule, err := a.w.capsules.find(preparing, a.claim.Record.Capsule)
-	if err != nil {
-		return capsule, nil, err
+	if why := a.why(); why != "" {
+		if err := a.send(ctx, workingFrame(why)); err != nil {
+			return capsule{}, nil, err
+		}
 	}
-	a.module, a.manifest = capsule.path, capsule.Manifest
+	found, err := a.w.capsules.find(preparing, a.claim.Record.Capsule)
+	if err != nil {
+		return found, nil, err
+	}
+	a.module, a.manifest = found.path, found.Manifest
 	if err := a.w.cfg.Ceiling.check(a.manifest.Capabilities.Limits); err != nil {
-		return capsule, nil, err
+		return found, nil, err
 	}
 	rec := a.claim.Record
 	env, err := a.w.environment(a.job, a.manifest, rec.SessionID, rec.Attempt)
 	if err != nil {
-		return capsule, nil, err
+		return found, nil, err
 	}
 	if err := a.dir.prepare(a.manifest.Capabilities.Filesystem.Scope, protocol.MessageText(a.job.Message)); err != nil {
-		return capsule, nil, err
+		return found, nil, err
 	}
-	if why := a.why(); why != "" {
-		if err := a.send(ctx, workingFrame(why)); err != nil {
-			return capsule, nil, err
-		}
-	}
-	return capsule, env, a.w.engine.Prepare(preparing, capsule.path, capsule.Digest)
+	return found, env, a.w.engine.Prepare(preparing, found.path, found.Digest)
 }
 
 // why is what the first frame of a later attempt tells.
@@ -166,6 +167,7 @@ func (a *attempt) event(ctx context.Context, stop context.CancelCauseFunc, e pro
 	}
 	a.trace.event(now, e)
 	if !a.write(ctx, a.segments.Event(now, e)) {
+		stop(errFrames)
 		return
 	}
 	if a.segments.Refused() {

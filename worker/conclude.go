@@ -34,6 +34,9 @@ func (a *attempt) conclude(ctx context.Context, cause error, end sandbox.Ending)
 	}
 	var quota *quotaError
 	switch {
+	case errors.Is(cause, errFrames):
+		a.log.Error("frames not published: the task is handed back")
+		return conclusion{hostFault: true}
 	case end.Kind == sandbox.Refused && errors.Is(end.Err, sandbox.ErrRefused):
 		return refused(a.named(end.Message))
 	case end.Kind == sandbox.Refused: // this host could not run it: another may
@@ -151,7 +154,7 @@ func terminated(detail string) conclusion {
 	}
 }
 
-func (a *attempt) canceledBeforeStart() conclusion {
+func canceledBeforeStart() conclusion {
 	return conclusion{
 		status: protocol.StatusTerminated, reporter: protocol.ReportedByLauncher, detail: protocol.ParentEndedDetail,
 		ending: protocol.Ending{State: a2a.TaskStateCanceled, Message: protocol.MessageCanceledBeforeStart},

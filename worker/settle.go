@@ -51,20 +51,23 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 	a, err := g.w.newAttempt(log, g.hold, g.cancel, g.job, claim)
 	if err != nil {
 		log.Error("attempt not started: the task is handed back", "error", err)
-		g.handBackLater(ctx, claim.Entry)
+		if g.pause(ctx, claim.Record) {
+			g.handBack(ctx, claim.Entry)
+		} else if entry, err := g.writeOutcome(ctx, canceledBeforeStart().record(claim.Record, g.w.cfg.WorkerID, "", nil, time.Now()), claim.Revision); err == nil {
+			g.complete(ctx, entry, attemptEnd{})
+		}
 		return
 	}
 	defer a.close()
 	c := a.run(ctx, guests)
+	if c.hostFault && !g.pause(ctx, claim.Record) {
+		c = canceledBeforeStart()
+	}
 	if err := g.hold.sure(ctx); errors.Is(err, errLostClaim) {
 		a.frames.Close()
 		return
 	}
-	switch {
-	case c.hostFault:
-		g.handBackLater(ctx, claim.Entry)
-		return
-	case c.handBack:
+	if c.handBack || c.hostFault {
 		g.handBack(ctx, claim.Entry)
 		return
 	}
@@ -186,7 +189,7 @@ func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEn
 	if !g.job.Spawner.HasAddress() || o.Delivered || o.DeliveryError != "" || o.ParentEnded() {
 		return entry, nil
 	}
-	if err := g.sure(ctx); err != nil {
+	if err := g.step(ctx, func() error { return nil }); err != nil {
 		return entry, err
 	}
 	err := g.w.bridge.Deliver(ctx, g.job.Spawner, o, g.delivery.Traceparent())
@@ -228,17 +231,19 @@ func (g *delegation) writeFile(root *os.Root, rec protocol.Record) {
 	}
 }
 
-// handBackLater hands back a task that this host could not start, after a pause
-// that doubles each time: the fault may be every worker's.
-func (g *delegation) handBackLater(ctx context.Context, entry broker.Entry) {
-	pause := time.NewTimer(min(time.Second<<min(entry.Record.Returned, 5), 30*time.Second))
-	defer pause.Stop()
+// pause waits before a task that this host could not start is handed back, twice
+// as long each time: the fault may be every worker's. It reports false when the
+// parent ended the delegation meanwhile.
+func (g *delegation) pause(ctx context.Context, rec protocol.Record) bool {
+	timer := time.NewTimer(min(time.Second<<min(rec.Returned, 5), 30*time.Second))
+	defer timer.Stop()
 	select {
-	case <-pause.C:
+	case <-timer.C:
+	case <-g.cancel.asked:
 	case <-g.w.drainAsked:
 	case <-ctx.Done():
 	}
-	g.handBack(ctx, entry)
+	return !g.cancel.accepted()
 }
 
 // handBack returns the task to the queue: the record first, then the nak.
