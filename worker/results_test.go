@@ -190,7 +190,7 @@ func TestPlantedLinksAreNotFollowed(t *testing.T) {
 		},
 		"completion": {[]step{say("said"), symlink(up+"/starling", "completion.json")}, "", "said", "out/result.txt"},
 		"inside":     {[]step{say("said"), mkdir("out"), file("secret", "linked", 0), symlink("../secret", "out/result.txt")}, "", "said", "out/result.txt"},
-		"directory":   {[]step{say("said"), mkdir("out"), mkdir("out/result.txt")}, "", "said", "out/result.txt"},
+		"directory":  {[]step{say("said"), mkdir("out"), mkdir("out/result.txt")}, "", "said", "out/result.txt"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,0 +1,151 @@
+package worker_test
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"starling/protocol"
+	"starling/worker"
+)
+
+// environment is what the agent printed of its environment.
+func environment(t *testing.T, e ended) map[string]string {
+	t.Helper()
+	r := e.response()
+	if r == nil {
+		t.Fatalf("no environment: the task ended %s %q", e.rec.Ending.State, e.rec.Ending.Message)
+	}
+	lines := strings.Split(r.Text, "\n")
+	env := map[string]string{}
+	for _, quoted := range regexp.MustCompile(`"(?:[^"\\]|\\.)*"`).FindAllString(lines[1], -1) {
+		var pair string
+		if _, err := fmt.Sscanf(quoted, "%q", &pair); err != nil {
+			t.Fatal(err)
+		}
+		name, value, _ := strings.Cut(pair, "=")
+		env[name] = value
+	}
+	return env
+}
+
+// TestEnvironmentGrants is the table of what a guest's environment holds.
+//
+// Source: docs/protocol.md, section 5, Grants.
+func TestEnvironmentGrants(t *testing.T) {
+	for name, value := range map[string]string{
+		"STARLING_TEST_BOTH": "worker's", "STARLING_TEST_LISTED": "worker's", "STARLING_TEST_UNLISTED": "worker's",
+		"STARLING_TEST_TOKEN": "worker's", "STARLING_TEST_API_KEY": "worker's", "STARLING_TEST_NOT_ALLOWED": "worker's",
+	} {
+		t.Setenv(name, value)
+	}
+	f := newFleet(t)
+	f.hire(t, func(c *worker.Config) {
+		c.Ceiling = worker.Ceiling{
+			Env: []string{
+				"STARLING_TEST_BOTH", "STARLING_TEST_LISTED", "STARLING_TEST_TOKEN", "STARLING_TEST_API_KEY", "STARLING_TEST_NOT_ALLOWED",
+				"STARLING_TEST_UNSET", "MURMUR_SESSION_ID",
+			},
+			CredentialEnv: []string{"STARLING_TEST_API_KEY", "OTHER_SECRET"},
+		}
+	})
+	capsule := f.agent(t, func(m *protocol.Manifest) {
+		m.Capabilities.Env.Allow = []string{
+			"STARLING_TEST_BOTH", "STARLING_TEST_JOB", "STARLING_TEST_LISTED", "STARLING_TEST_UNLISTED", "STARLING_TEST_TOKEN",
+			"STARLING_TEST_API_KEY", "STARLING_TEST_UNSET", "OTHER_SECRET", "MURMUR_SESSION_ID", "MURMUR_SPAWNER", "STARLING_ATTEMPT",
+		}
+	})
+	job := f.job(capsule, "env", func(j *protocol.Job) {
+		j.Env = map[string]string{
+			"STARLING_TEST_BOTH": "job's", "STARLING_TEST_JOB": "job's", "OTHER_SECRET": "job's",
+			"MURMUR_SESSION_ID": "forged", "MURMUR_SPAWNER": "forged", "STARLING_ATTEMPT": "99",
+		}
+	})
+	e := f.end(t, job)
+	got := environment(t, e)
+	want := map[string]string{
+		"STARLING_TEST_BOTH":    "job's",    // the job's before the worker's
+		"STARLING_TEST_JOB":     "job's",    // the ceiling's list is about the worker's values
+		"STARLING_TEST_LISTED":  "worker's", // allowed and on the ceiling's list
+		"STARLING_TEST_API_KEY": "worker's", // credential-shaped, and the operator says so
+		"OTHER_SECRET":          "job's",    // the same
+
+		"MURMUR_SPAWNER": fmt.Sprintf(`{"session_id":%q,"context_id":%q,"delegation_id":%q}`,
+			job.Spawner.SessionID, job.Spawner.ContextID, job.DelegationID),
+		"MURMUR_SESSION_ID":      string(e.rec.SessionID),
+		"MURMUR_CAPSULE_NAME":    "agent",
+		"MURMUR_CAPSULE_VERSION": "1.0.0",
+		"STARLING_DELEGATION_ID": string(job.DelegationID),
+		"STARLING_TASK_ID":       string(job.TaskID),
+		"STARLING_CONTEXT_ID":    string(job.ContextID()),
+		"STARLING_MESSAGE_ID":    job.Message.ID,
+		"STARLING_ATTEMPT":       "1",
+	}
+	for name, value := range want {
+		if got[name] != value {
+			t.Errorf("%s = %q, want %q", name, got[name], value)
+		}
+		delete(got, name)
+	}
+	if len(got) > 0 {
+		t.Errorf("the guest also sees %v", got)
+	}
+}
+
+// TestGrantsThatRefuse are jobs and manifests that ask for more than they may.
+func TestGrantsThatRefuse(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, func(c *worker.Config) {
+		c.Ceiling = worker.Ceiling{MemoryBytes: 1 << 20, DeadlineSeconds: 10, WorkdirBytes: 1 << 20}
+	})
+	module := guest(t, say("ran"))
+	for name, c := range map[string]struct {
+		limits func(*protocol.Limits)
+		env    map[string]string
+		allow  []string
+		why    string // "": it runs
+	}{
+		"at the ceiling":     {},
+		"memory past it":     {limits: func(l *protocol.Limits) { l.MemoryBytes++ }, why: "capabilities.limits.memory_bytes asks for 1048577 and the operator's ceiling is 1048576"},
+		"deadline past it":   {limits: func(l *protocol.Limits) { l.DeadlineSeconds++ }, why: "capabilities.limits.deadline_seconds asks for 11 and the operator's ceiling is 10"},
+		"directory past it":  {limits: func(l *protocol.Limits) { l.WorkdirBytes++ }, why: "capabilities.limits.workdir_bytes asks for 1048577 and the operator's ceiling is 1048576"},
+		"allowed name":       {env: map[string]string{"LANG": "C"}, allow: []string{"LANG"}},
+		"name not allowed":   {env: map[string]string{"LANG": "C"}, allow: []string{"LANGUAGE"}, why: "LANG"},
+		"case matters":       {env: map[string]string{"lang": "C"}, allow: []string{"LANG"}, why: "lang"},
+		"credential-shaped":  {env: map[string]string{"GITHUB_TOKEN": "s3cr3t"}, allow: []string{"GITHUB_TOKEN"}, why: "GITHUB_TOKEN"},
+		"in lower case, too": {env: map[string]string{"db_password": "s3cr3t"}, allow: []string{"db_password"}, why: "db_password"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			capsule := f.push(t, strings.NewReplacer(" ", "-", ",", "").Replace(name), module, func(m *protocol.Manifest) {
+				l := &m.Capabilities.Limits
+				l.MemoryBytes, l.DeadlineSeconds, l.WorkdirBytes = 1<<20, 10, 1<<20
+				if c.limits != nil {
+					c.limits(l)
+				}
+				m.Capabilities.Env.Allow = c.allow
+			})
+			e := f.end(t, f.job(capsule, "x", func(j *protocol.Job) { j.Env = c.env }))
+			if c.why == "" {
+				if e.rec.Status != protocol.StatusOK {
+					t.Errorf("status = %s %q, want ok", e.rec.Status, e.rec.Ending.Message)
+				}
+				return
+			}
+			o := e.rec.Outcome
+			if e.rec.Ending.State != "TASK_STATE_REJECTED" || o.Status != protocol.StatusCrashed || !strings.Contains(o.Detail, c.why) ||
+				o.Detail != "the capsule did not start: "+e.rec.Ending.Message {
+				t.Errorf("ended %s, %s, %q; want rejected, crashed, naming %q", e.rec.Ending.State, o.Status, o.Detail, c.why)
+			}
+			if strings.Contains(o.Detail, "s3cr3t") {
+				t.Errorf("detail %q shows the value", o.Detail)
+			}
+			if slices.ContainsFunc(e.frames, func(f protocol.ReceivedFrame) bool { return f.Kind != protocol.FrameStatus }) {
+				t.Errorf("a refused capsule has frames: %+v", e.frames)
+			}
+		})
+	}
+}
