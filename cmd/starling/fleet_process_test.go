@@ -64,9 +64,18 @@ func (w *workerProcess) signal(t *testing.T, s syscall.Signal) {
 
 // mixedTasks are what the jobs do, by capsule.
 var mixedTasks = []struct{ capsule, task string }{
-	{"agent", "turns 3"}, {"agent", "chatty 300 20"}, {"agent", "failed quota spent"}, {"agent", "end well"},
-	{"agent-text", "echo hello there"}, {"agent-text", "nap 300"}, {"agent-text", "fail 3"}, {"agent-text", "files of mine"},
-	{"agent-text", "lines 2000"}, {"noop", "nothing"}, {"trap", "fall"}, {"hello", "the fleet"},
+	{"agent", "turns 3"},
+	{"agent", "chatty 300 20"},
+	{"agent", "failed quota spent"},
+	{"agent", "end well"},
+	{"agent-text", "echo hello there"},
+	{"agent-text", "nap 300"},
+	{"agent-text", "fail 3"},
+	{"agent-text", "files of mine"},
+	{"agent-text", "lines 2000"},
+	{"noop", "nothing"},
+	{"trap", "fall"},
+	{"hello", "the fleet"},
 }
 
 // TestFleetLosesNothing runs 500 jobs on four worker processes, of which two
