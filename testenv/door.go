@@ -2,7 +2,6 @@ package testenv
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -241,7 +240,7 @@ func (d *RecordingDoor) WaitFor(t testing.TB, n int, within time.Duration) []Pos
 		select {
 		case <-changed:
 		case <-timer.C:
-			t.Fatal(fmt.Sprintf("the door got %d posts within %s, want %d", len(posts), within, n))
+			t.Fatalf("the door got %d posts within %s, want %d", len(posts), within, n)
 		}
 	}
 }
