@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"starling/broker"
 	"starling/protocol"
 )
@@ -207,7 +209,10 @@ func TestClosingAListenerEndsItsRequestWithoutAnAnswer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	answered := make(chan error, 1)
 	go func() {
-		_, err := nc.RequestWithContext(ctx, "starling.cancel.ses_1.dlg_1", []byte(`{"delegation_id":"dlg_1"}`))
+		err := nats.ErrNoResponders
+		for errors.Is(err, nats.ErrNoResponders) { // the subscription came over another connection
+			_, err = nc.RequestWithContext(ctx, "starling.cancel.ses_1.dlg_1", []byte(`{"delegation_id":"dlg_1"}`))
+		}
 		answered <- err
 	}()
 	<-entered
