@@ -305,8 +305,14 @@ func (f *fleet) frames(t *testing.T, job protocol.Job) []protocol.ReceivedFrame 
 	}
 }
 
-// saying waits for a frame with that text, and gives it.
+// saying waits for a frame of the first attempt with that text, and gives it.
 func (f *fleet) saying(t *testing.T, job protocol.Job, text string) protocol.ReceivedFrame {
+	t.Helper()
+	return f.sayingIn(t, job, 1, text)
+}
+
+// sayingIn is saying, in another attempt.
+func (f *fleet) sayingIn(t *testing.T, job protocol.Job, attempt int, text string) protocol.ReceivedFrame {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
@@ -320,7 +326,7 @@ func (f *fleet) saying(t *testing.T, job protocol.Job, text string) protocol.Rec
 		if err != nil {
 			t.Fatalf("no frame of %s says %q: %v", job.TaskID, text, err)
 		}
-		if e.Frame != nil && e.Frame.Text == text {
+		if e.Frame != nil && e.Frame.Attempt == attempt && e.Frame.Text == text {
 			return *e.Frame
 		}
 	}
@@ -468,13 +474,9 @@ func (l *logLines) wait(t *testing.T, message string) logLine {
 	timer := time.NewTimer(soon)
 	defer timer.Stop()
 	for {
-		l.mu.Lock()
-		lines, changed := l.lines, l.changed
-		l.mu.Unlock()
-		for _, line := range lines {
-			if line.message == message {
-				return line
-			}
+		line, found, changed := l.find(message)
+		if found {
+			return line
 		}
 		select {
 		case <-changed:
@@ -482,4 +484,16 @@ func (l *logLines) wait(t *testing.T, message string) logLine {
 			t.Fatalf("the log never says %q", message)
 		}
 	}
+}
+
+// find looks for a line; changed is closed when there are more.
+func (l *logLines) find(message string) (line logLine, found bool, changed <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.lines {
+		if line.message == message {
+			return line, true, l.changed
+		}
+	}
+	return logLine{}, false, l.changed
 }

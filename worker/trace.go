@@ -19,6 +19,7 @@ const maxTraceBytes = 16 << 20
 //
 //	session_start  session_id, delegation_id, spawned_by, capsule, attempt, worker_id
 //	task_start     task_id, context_id, origin, trust, lane
+//	harness        id, model
 //	tool_call      tool_call_id, name, is_error, duration_ms
 //	note, retry, usage
 //	task_end       state, message
@@ -116,10 +117,12 @@ func (t *trace) event(now time.Time, e protocol.Event) {
 	}
 }
 
-// end closes the task and the session.
+// end closes the task and the session, and writes down all of it: who is told
+// next finds the trace whole.
 func (t *trace) end(now time.Time, ending protocol.Ending, outcome protocol.Outcome) {
 	t.write(now, "task_end", traceLine{"state": ending.State, "message": ending.Message})
 	t.write(now, "session_end", traceLine{"status": outcome.Status, "duration_ms": outcome.DurationMS})
+	t.err = errors.Join(t.err, t.out.Flush())
 }
 
 func (t *trace) close() error {

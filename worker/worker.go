@@ -120,6 +120,11 @@ func (w *Worker) work(ctx, life context.Context, presence *presence, ready func(
 	guests, handBack := context.WithCancelCause(jobs)
 	defer handBack(nil)
 
+	select {
+	case <-w.drainAsked: // before the start: nothing is taken at all
+		takeNoMore()
+	default:
+	}
 	var held sync.WaitGroup
 	took := make(chan error, 1)
 	go func() {

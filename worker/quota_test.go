@@ -1,0 +1,125 @@
+package worker_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"starling/protocol"
+)
+
+// TestWorkdirQuota ends a guest whose directory grows past workdir_bytes.
+func TestWorkdirQuota(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, nil)
+	small := func(m *protocol.Manifest) { m.Capabilities.Limits.WorkdirBytes = 256 << 10 }
+	job := f.job(f.push(t, "hoarder", guest(t, mkdir("d"), file("d/a", "", 2), file("d/b", "", 3), forever()), small), "x")
+	e := f.end(t, job)
+	want := regexp.MustCompile(`^capsule execution exceeded its configured resource limits: work directory growth to \d+ bytes exceeds capabilities\.limits\.workdir_bytes \(262144\)$`)
+	message := e.rec.Ending.Message
+	if !want.MatchString(message) {
+		t.Fatalf("message = %q, want %s", message, want)
+	}
+	e.check(t, f, job, situation{
+		protocol.StatusError, protocol.ReportedByChild, "", "TASK_STATE_FAILED", message, nil, "error: " + message,
+	})
+	// Within it, a guest goes on, though it is measured.
+	job = f.job(f.push(t, "modest", guest(t, file("a", "", 3), nap(1200), say("done")), small), "x")
+	if e := f.end(t, job); e.rec.Status != protocol.StatusOK {
+		t.Errorf("ended %s %q, want ok", e.rec.Status, e.rec.Ending.Message)
+	}
+}
+
+// TestTrace reads the trace of a session that does a bit of everything.
+func TestTrace(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, nil)
+	script := []string{
+		`{"event":"session-started","id":"s1","model":"m1"}`,
+		`no event`,
+		`{"event":"retry","attempt":2,"reason":"overloaded"}`,
+		`{"event":"tool-call-started","id":"c1","name":"search"}`,
+		`{"event":"tool-call","id":"c1","name":"search","input":{"q":"secret words"}}`,
+		`{"event":"tool-result","id":"c1","output":"found","is_error":true}`,
+		`{"event":"tool-result","id":"c9","output":"?","is_error":false}`,
+		`{"event":"usage","input":10,"output":5,"cache_read":1,"cache_creation":2,"thinking":3}`,
+		`{"event":"turn-end","result":"the answer"}`,
+	}
+	job := f.job(f.push(t, "traced", guest(t, echo()), events), strings.Join(script, "\n"))
+	e := f.end(t, job)
+	path := filepath.Join(filepath.Dir(e.rec.Workdir), "trace.jsonl")
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != 0o600 {
+		t.Fatalf("%s: %v, %v; want a file of mode 0600 outside the guest's root", path, info, err)
+	}
+	lines := readTrace(t, path)
+	var kinds []string
+	for _, line := range lines {
+		kinds = append(kinds, line["type"].(string))
+		if at, err := time.Parse("2006-01-02T15:04:05.000Z", line["time"].(string)); err != nil || time.Since(at) > time.Hour {
+			t.Errorf("time of %v: %v", line, err)
+		}
+	}
+	want := []string{"session_start", "task_start", "harness", "note", "retry", "tool_call", "note", "usage", "task_end", "session_end"}
+	if !slices.Equal(kinds, want) {
+		t.Fatalf("types = %v, want %v", kinds, want)
+	}
+	for i, members := range []map[string]any{
+		{
+			"session_id": string(e.rec.SessionID), "delegation_id": string(job.DelegationID), "worker_id": string(e.rec.WorkerID), "attempt": 1.0,
+			"spawned_by.session_id": string(job.Spawner.SessionID), "spawned_by.context_id": string(job.Spawner.ContextID),
+			"capsule.name": "traced", "capsule.version": "1.0.0", "capsule.digest": string(job.Capsule.Digest),
+		},
+		{"task_id": string(job.TaskID), "context_id": string(job.ContextID()), "origin": "user", "trust": "trusted", "lane": "user"},
+		{"id": "s1", "model": "m1"},
+		{"text": "no event"},
+		{"attempt": 2.0, "reason": "overloaded"},
+		{"tool_call_id": "c1", "name": "search", "is_error": true},
+		{"tool_call_id": "c9"},
+		{"input": 10.0, "output": 5.0, "cache_read": 1.0, "cache_creation": 2.0, "thinking": 3.0},
+		{"state": "TASK_STATE_COMPLETED", "message": "session ended"},
+		{"status": "ok", "duration_ms": float64(e.rec.Outcome.DurationMS)},
+	} {
+		for name, value := range members {
+			var path []any
+			for _, key := range strings.Split(name, ".") {
+				path = append(path, key)
+			}
+			if got := dig(lines[i], path...); got != value {
+				t.Errorf("line %d, %s: %s = %v, want %v", i+1, kinds[i], name, got, value)
+			}
+		}
+	}
+	if raw, err := os.ReadFile(path); err != nil || strings.Contains(string(raw), "secret words") || strings.Contains(string(raw), "the answer") {
+		t.Errorf("the trace holds payloads: %s, %v", raw, err)
+	}
+	if kept := e.file(t, "out/result.txt"); kept != "the answer" {
+		t.Errorf("out/result.txt = %q", kept)
+	}
+}
+
+func readTrace(t *testing.T, path string) []map[string]any {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	var lines []map[string]any
+	for scanner := bufio.NewScanner(f); scanner.Scan(); {
+		var line map[string]any
+		if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
+			t.Fatalf("trace line %q: %v", scanner.Bytes(), err)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
