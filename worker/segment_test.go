@@ -21,7 +21,7 @@ func thinkingDelta(s string) protocol.Event {
 }
 
 func wholeText(s string) protocol.Event { return protocol.Event{Kind: protocol.EventText, Text: s} }
-func thinking(s string) protocol.Event { return protocol.Event{Kind: protocol.EventThinking, Text: s} }
+func thinking(s string) protocol.Event  { return protocol.Event{Kind: protocol.EventThinking, Text: s} }
 
 func turnEnd(s string) protocol.Event { return protocol.Event{Kind: protocol.EventTurnEnd, Result: s} }
 
