@@ -20,6 +20,8 @@ const (
 	//
 	// Source: docs/rationale.md.
 	defaultPullExpires = 10 * time.Second
+	// minPullExpires keeps idle pulls from becoming a load.
+	minPullExpires = 100 * time.Millisecond
 	// fetchWait is how long a pull that does not wait may stay unanswered.
 	fetchWait = 2 * time.Second
 	// pullBackoff is the pause after a pull ended for a reason that the next one
@@ -34,7 +36,7 @@ type TakerConfig struct {
 	Pool  string // empty: protocol.DefaultPool
 	Slots int    // jobs at once, at least 1
 	// PullExpires is how long a waiting pull stays open, and so how long Run may
-	// need to end; 0: 10 s, at least 1 s. Shorter ones cost the bus requests
+	// need to end; 0: 10 s, at least 100 ms. Shorter ones cost the bus requests
 	// while the worker is idle: six each time they expire.
 	PullExpires time.Duration
 }
@@ -68,9 +70,9 @@ func (b *Bus) NewTaker(ctx context.Context, cfg TakerConfig) (*Taker, error) {
 	if err := protocol.ValidateName("pool", cfg.Pool); err != nil {
 		return nil, err
 	}
-	if cfg.Slots < 1 || cfg.PullExpires < time.Second {
-		return nil, fmt.Errorf("%w: a taker has at least 1 slot and pulls of at least 1s, not %d and %s",
-			ErrConfig, cfg.Slots, cfg.PullExpires)
+	if cfg.Slots < 1 || cfg.PullExpires < minPullExpires {
+		return nil, fmt.Errorf("%w: a taker has at least 1 slot and pulls of at least %s, not %d and %s",
+			ErrConfig, minPullExpires, cfg.Slots, cfg.PullExpires)
 	}
 	t := &Taker{bus: b, cfg: cfg, freed: make(chan struct{}, 1)}
 	for _, lane := range protocol.Lanes() {
@@ -107,7 +109,7 @@ func (b *Bus) consumerAckWait(ctx context.Context, pool string, lane protocol.La
 	case info.Error == nil:
 		return info.Config.AckWait, nil
 	case info.Error.ErrorCode == codeConsumerNotFound:
-		return 0, fmt.Errorf("%w: it has no consumer %s: run `starling init --pool %s`",
+		return 0, fmt.Errorf("%w: it has no consumer %s: run `starling init --pools %s`",
 			ErrPoolUndeclared, protocol.LaneConsumer(pool, lane), pool)
 	}
 	return 0, apiFailure(info.Error)

@@ -116,10 +116,13 @@ func (d *workdir) writeNew(name, content string) error {
 	if err := d.root.Mkdir(path.Dir(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if err := d.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	const create = os.O_WRONLY | os.O_CREATE | os.O_EXCL // never through a link
+	f, err := d.root.OpenFile(name, create, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		if err = d.root.RemoveAll(name); err == nil {
+			f, err = d.root.OpenFile(name, create, 0o600)
+		}
 	}
-	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

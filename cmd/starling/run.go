@@ -109,7 +109,7 @@ func (a *app) startRun(ctx context.Context, f *runFlags, store string) (*fleet, 
 	if cfg.worker, err = f.worker.config(protocol.DefaultPool); err != nil {
 		return nil, err
 	}
-	cfg.worker.PullExpires = time.Second // the least: its drain is waited for
+	cfg.worker.PullExpires = 100 * time.Millisecond // its drain is waited for
 	if cfg.completion, err = f.completion.config(log); err != nil {
 		return nil, err
 	}
