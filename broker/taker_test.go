@@ -256,8 +256,8 @@ func TestNewTakerRefuses(t *testing.T) {
 		text string
 	}{
 		"no slot":             {b, broker.TakerConfig{}, broker.ErrConfig, "slot"},
-		"pulls under 1 s":     {b, broker.TakerConfig{Slots: 1, PullExpires: time.Second - 1}, broker.ErrConfig, "1s"},
-		"an undeclared pool":  {b, broker.TakerConfig{Slots: 1, Pool: "gpu"}, broker.ErrPoolUndeclared, "starling init --pool gpu"},
+		"pulls under 100 ms":  {b, broker.TakerConfig{Slots: 1, PullExpires: 100*time.Millisecond - 1}, broker.ErrConfig, "100ms"},
+		"an undeclared pool":  {b, broker.TakerConfig{Slots: 1, Pool: "gpu"}, broker.ErrPoolUndeclared, "starling init --pools gpu"},
 		"a bad pool":          {b, broker.TakerConfig{Slots: 1, Pool: "a.b"}, protocol.ErrName, "pool"},
 		"a namespace without": {other, broker.TakerConfig{Slots: 1}, broker.ErrNotInitialized, "starling init"},
 	} {
