@@ -31,6 +31,7 @@ func ParsePrefixes(list string) ([]netip.Prefix, error) {
 			continue
 		}
 		if addr, err := netip.ParseAddr(entry); err == nil {
+			addr = addr.Unmap()
 			prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
 			continue
 		}
@@ -38,15 +39,20 @@ func ParsePrefixes(list string) ([]netip.Prefix, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%q is neither an address nor a CIDR range", entry)
 		}
+		if p.Addr().Is4In6() && p.Bits() >= 96 {
+			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+		}
 		prefixes = append(prefixes, p.Masked())
 	}
 	return prefixes, nil
 }
 
 // Check judges one address, as it is dialled; an IPv4 address inside an IPv6
-// one is judged as what it reaches. The error is [ErrAddress].
+// one is judged as what it reaches, and the lists may name either form. The
+// error is [ErrAddress].
 func (r AddressRule) Check(addr netip.Addr) error {
-	addr = embedded(addr).WithZone("")
+	dialled := addr.Unmap().WithZone("")
+	addr = embedded(dialled)
 	refuse := func(why string) error { return fmt.Errorf("%w: %s %s", ErrAddress, addr, why) }
 	switch {
 	case addr.IsUnspecified():
@@ -55,9 +61,9 @@ func (r AddressRule) Check(addr netip.Addr) error {
 		return refuse("is link-local")
 	case addr.IsMulticast():
 		return refuse("is multicast")
-	case contains(r.Deny, addr):
+	case contains(r.Deny, addr) || contains(r.Deny, dialled):
 		return refuse("is on the deny list")
-	case len(r.Allow) > 0 && !contains(r.Allow, addr):
+	case len(r.Allow) > 0 && !contains(r.Allow, addr) && !contains(r.Allow, dialled):
 		return refuse("is not on the allow list")
 	}
 	return nil

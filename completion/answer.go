@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-
-	"starling/protocol"
 )
 
 // The texts of section 9 for a door that did not take the news.
@@ -27,8 +25,9 @@ const (
 
 // refusal is an answer that is no delivery. Code is the JSON-RPC error's, or 0.
 type refusal struct {
-	code int
-	text string
+	code   int
+	text   string
+	quoted bool // text is the door's own
 }
 
 func (r *refusal) Error() string { return r.text }
@@ -52,16 +51,12 @@ func (d dialect) readAnswer(status int, body []byte) error {
 		r := &refusal{text: refusedText}
 		if members, ok := failure.(map[string]any); ok {
 			if message, ok := members["message"].(string); ok && message != "" {
-				r.text = message
+				r.text, r.quoted = message, true
 			}
 			if code, ok := members["code"].(float64); ok {
 				r.code = int(code)
 			}
 		}
-		if status/100 != 2 {
-			r.text = fmt.Sprintf("the door answered HTTP %d: %s", status, r.text)
-		}
-		r.text = protocol.Bound(r.text)
 		return r
 	}
 	switch {

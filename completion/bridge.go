@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
-	"strings"
 	"sync"
 	"time"
 
@@ -224,35 +223,12 @@ func cause(ctx context.Context, err error) error {
 	}
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
-		return wrapped.Err
+		err = wrapped.Err
 	}
-	return err
+	return &transportError{err}
 }
 
-// redactedError is an error whose text a door's answer had a part in.
-type redactedError struct {
-	text  string
-	cause error
-}
+// transportError is what net/http says of a connection; it may quote the door.
+type transportError struct{ error }
 
-func (e *redactedError) Error() string { return e.text }
-func (e *redactedError) Unwrap() error { return e.cause }
-
-// redact takes the address, and the secrets in it, out of an error's text: a
-// door may answer with what it was sent.
-func redact(err error, door *url.URL) error {
-	secrets := []string{door.String(), door.RequestURI(), door.RawQuery, door.User.Username()}
-	if password, ok := door.User.Password(); ok {
-		secrets = append(secrets, password)
-	}
-	for _, values := range door.Query() {
-		secrets = append(secrets, values...)
-	}
-	text := err.Error()
-	for _, secret := range secrets {
-		if len(secret) > 3 {
-			text = strings.ReplaceAll(text, secret, "[redacted]")
-		}
-	}
-	return &redactedError{text: protocol.Bound(text), cause: err}
-}
+func (e *transportError) Unwrap() error { return e.error }
