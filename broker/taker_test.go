@@ -2,6 +2,7 @@ package broker_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -216,6 +217,35 @@ func TestTakerStopsIdleAndBusyAndRunsOnce(t *testing.T) {
 			t.Errorf("Busy() = %d, want 0", w.taker.Busy())
 		}
 	})
+}
+
+// TestTakerWithFullSlotsStopsAtOnce tells it to stop just when a job has filled
+// its last slot: nothing is open that could still bring one, and no slot comes
+// free.
+func TestTakerWithFullSlotsStopsAtOnce(t *testing.T) {
+	t.Parallel()
+	b, _ := initialized(t)
+	dispatched(t, b, newJob())
+	for range 300 {
+		taker, err := b.NewTaker(t.Context(), broker.TakerConfig{Slots: 1, PullExpires: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		taken, ended := make(chan *broker.Delivery, 1), make(chan error, 1)
+		go func() { ended <- taker.Run(ctx, func(d *broker.Delivery) { taken <- d }) }()
+		d := <-taken
+		stop()
+		select {
+		case err = <-ended:
+		case <-time.After(20 * time.Second):
+			t.Fatal("Run() does not return with its slots full")
+		}
+		d.Release()
+		if err = errors.Join(err, d.Nak(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestRunEndsWithTheBus(t *testing.T) {

@@ -198,7 +198,10 @@ func (r *taking) openPulls() int {
 // next handles one thing that happens. It waits for it at most until a pull is
 // overdue or a pause is over.
 func (r *taking) next(ctx context.Context) error {
-	r.draining = r.draining || ctx.Err() != nil
+	if !r.draining && ctx.Err() != nil {
+		r.draining = true
+		return nil // to a caller that may be waiting for something else
+	}
 	done := ctx.Done()
 	if r.draining {
 		done = nil
