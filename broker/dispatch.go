@@ -212,7 +212,7 @@ func (b *Bus) publishJob(ctx context.Context, m *nats.Msg, job protocol.Job) err
 				silentSince = time.Now()
 			}
 			if unanswered == nil && time.Since(silentSince) > undeclaredWait {
-				return fmt.Errorf("%w: nobody listens on %s: run `starling init --pool %s`, or wait for the jobs stream to have a leader",
+				return fmt.Errorf("%w: nobody listens on %s: run `starling init --pools %s`, or wait for the jobs stream to have a leader",
 					ErrPoolUndeclared, m.Subject, job.Pool)
 			}
 		case errors.Is(err, ErrUnavailable):

@@ -156,7 +156,7 @@ func TestDispatchRefusesAtOnceAndLeavesNothing(t *testing.T) {
 		"nobody serves": {newJob(), broker.DispatchOptions{}, broker.ErrPoolUnserved, "starling worker --pool default"},
 		"an undeclared pool": {
 			newJob(func(j *protocol.Job) { j.Pool = "gpu" }), broker.DispatchOptions{AllowUnserved: true},
-			broker.ErrPoolUndeclared, "starling init --pool gpu",
+			broker.ErrPoolUndeclared, "starling init --pools gpu",
 		},
 		"an unknown capsule": {
 			newJob(func(j *protocol.Job) { j.Capsule.Digest = "" }), broker.DispatchOptions{AllowUnserved: true},
