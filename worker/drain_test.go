@@ -203,7 +203,7 @@ func TestLanesAreStrict(t *testing.T) {
 func TestNoJobWaitsInABusyWorker(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	oneSlot := func(c *worker.Config) { c.Slots, c.PullExpires = 1, 10*time.Second }
+	oneSlot := func(c *worker.Config) { c.Slots, c.PullExpires = 1, 3*time.Second }
 	busy := f.hire(t, oneSlot)
 	long := f.dispatch(t, f.job(f.push(t, "long", guest(t, say("ready"), untilCanceled())), "x"))
 	f.saying(t, long, "ready")

@@ -69,7 +69,7 @@ func TestMixedJobsOnTwoWorkers(t *testing.T) {
 	module := guest(t, echo())
 	plain, script := f.push(t, "plain", module), f.push(t, "script", module, events)
 	many := ""
-	for n := range 40 {
+	for n := range 12 {
 		id := strconv.Itoa(n)
 		many += `{"event":"text-delta","text":"turn ` + id + `"}` + "\n" + `{"event":"tool-call","id":"` + id + `","name":"t","input":{}}` + "\n" +
 			`{"event":"tool-result","id":"` + id + `","output":"o","is_error":false}` + "\n"
