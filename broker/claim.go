@@ -70,8 +70,10 @@ func (b *Bus) Claim(
 	e, err := b.recordOf(ctx, d, job)
 	for err == nil {
 		if member := e.Record.Disagrees(job); member != "" {
-			return Claim{}, &DeadJobError{protocol.DeadMismatch,
-				fmt.Sprintf("the job's %s is not that of its record in the ledger", member)}
+			return Claim{}, &DeadJobError{
+				protocol.DeadMismatch,
+				fmt.Sprintf("the job's %s is not that of its record in the ledger", member),
+			}
 		}
 		kind := claimKind(e.Record, d.mark, job.MaxAttempts)
 		if kind != Claimed && kind != TakenOver {
@@ -130,13 +132,17 @@ func agreesWithSubject(d *Delivery, job protocol.Job) error {
 	if differ == nil {
 		return nil
 	}
-	return &DeadJobError{protocol.DeadMismatch,
-		fmt.Sprintf("the job's %s is not that of its subject %s", strings.Join(differ, ", "), d.msg.Subject)}
+	return &DeadJobError{
+		protocol.DeadMismatch,
+		fmt.Sprintf("the job's %s is not that of its subject %s", strings.Join(differ, ", "), d.msg.Subject),
+	}
 }
 
 func noRecord(job protocol.Job) error {
-	return &DeadJobError{protocol.DeadNoRecord,
-		fmt.Sprintf("the ledger has no record of %s: it was withdrawn, or is older than the ledger keeps", job.DelegationID)}
+	return &DeadJobError{
+		protocol.DeadNoRecord,
+		fmt.Sprintf("the ledger has no record of %s: it was withdrawn, or is older than the ledger keeps", job.DelegationID),
+	}
 }
 
 // recordOf reads the record of a job, or makes one for a job that came without.

@@ -155,19 +155,23 @@ func TestDispatchRefusesAtOnceAndLeavesNothing(t *testing.T) {
 		"a full queue":  {newJob(), broker.DispatchOptions{AllowUnserved: true}, broker.ErrQueueFull, "STARLING_JOBS"},
 		"nobody serves": {newJob(), broker.DispatchOptions{}, broker.ErrPoolUnserved, "starling worker --pool default"},
 		"an undeclared pool": {
-			newJob(func(j *protocol.Job) { j.Pool = "gpu" }), broker.DispatchOptions{AllowUnserved: true},
+			newJob(func(j *protocol.Job) { j.Pool = "gpu" }),
+			broker.DispatchOptions{AllowUnserved: true},
 			broker.ErrPoolUndeclared, "starling init --pools gpu",
 		},
 		"an unknown capsule": {
-			newJob(func(j *protocol.Job) { j.Capsule.Digest = "" }), broker.DispatchOptions{AllowUnserved: true},
+			newJob(func(j *protocol.Job) { j.Capsule.Digest = "" }),
+			broker.DispatchOptions{AllowUnserved: true},
 			broker.ErrUnknownCapsule, "echo",
 		},
 		"a job over 256 KiB": {
 			newJob(func(j *protocol.Job) { j.Env = map[string]string{"A": strings.Repeat("x", protocol.MaxJobBytes)} }),
-			broker.DispatchOptions{AllowUnserved: true}, protocol.ErrJobTooLarge, "by reference",
+			broker.DispatchOptions{AllowUnserved: true},
+			protocol.ErrJobTooLarge, "by reference",
 		},
 		"a bad job": {
-			newJob(func(j *protocol.Job) { j.MaxAttempts = 0 }), broker.DispatchOptions{AllowUnserved: true},
+			newJob(func(j *protocol.Job) { j.MaxAttempts = 0 }),
+			broker.DispatchOptions{AllowUnserved: true},
 			protocol.ErrJob, "max_attempts",
 		},
 	}
