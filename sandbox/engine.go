@@ -21,6 +21,10 @@ var ErrClosed = errors.New("sandbox engine is closed")
 // error's text names the thing and the fix.
 var ErrRefused = errors.New("refused")
 
+// ErrDamaged says that a module's file does not have its digest. It is an
+// ErrRefused too.
+var ErrDamaged = errors.New("module damaged")
+
 // Config is how an [Engine] runs.
 type Config struct {
 	// CacheDir keeps compiled modules across processes, in a subdirectory
@@ -189,7 +193,8 @@ func (e *Engine) Close() error {
 //
 // # Errors
 //
-// [ErrRefused] for a module that cannot run, [ErrClosed], the cause of ctx, or
+// [ErrRefused] for a module that cannot run ([ErrDamaged] among them for a file
+// with another digest), [ErrClosed], the cause of ctx, or
 // what kept the file from being read.
 func (e *Engine) Prepare(ctx context.Context, module string, digest protocol.Digest) error {
 	m, err := e.modules.acquire(ctx, module, digest)
@@ -207,3 +212,8 @@ func refusef(format string, args ...any) error { return refusal(fmt.Sprintf(form
 
 func (r refusal) Error() string        { return string(r) }
 func (r refusal) Is(target error) bool { return target == ErrRefused }
+
+// damaged is a refusal that is ErrDamaged too.
+type damaged struct{ refusal }
+
+func (damaged) Is(target error) bool { return target == ErrRefused || target == ErrDamaged }

@@ -156,7 +156,7 @@ func (m *modules) compile(c *compiled, path string, log *slog.Logger) error {
 		return err
 	}
 	if got := protocol.DigestOf(binary); got != c.digest {
-		return refusef("module %s has the digest %s, not %s: push the capsule again", path, got, c.digest)
+		return damaged{refusal(fmt.Sprintf("module %s has the digest %s, not %s: push the capsule again", path, got, c.digest))}
 	}
 	outline, err := check(path, binary)
 	if err != nil {

@@ -142,7 +142,24 @@ func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]s
 	if err := a.dir.prepare(a.manifest.Capabilities.Filesystem.Scope, protocol.MessageText(a.job.Message)); err != nil {
 		return found, nil, err
 	}
-	return found, env, a.w.engine.Prepare(preparing, found.path, found.Digest)
+	return found, env, a.compile(preparing, found)
+}
+
+// compile gets the module ready. A damaged copy on this host is no fault of the
+// capsule's: it is fetched again.
+func (a *attempt) compile(ctx context.Context, c capsule) error {
+	err := a.w.engine.Prepare(ctx, c.path, c.Digest)
+	if !errors.Is(err, sandbox.ErrDamaged) {
+		return err
+	}
+	a.log.Warn("the copy of the capsule on this host is damaged: it is fetched again", "error", err)
+	if err := a.w.capsules.get(ctx, c); err != nil {
+		return err
+	}
+	if err = a.w.engine.Prepare(ctx, c.path, c.Digest); errors.Is(err, sandbox.ErrDamaged) {
+		return fmt.Errorf("capsule cache: it damages what is put into it: %v", err) // this host's fault
+	}
+	return err
 }
 
 // why is what the first frame of a later attempt tells.

@@ -76,22 +76,27 @@ func (c *capsules) find(ctx context.Context, ref protocol.CapsuleRef) (capsule, 
 	if err != nil {
 		return capsule{}, refuseUnknown(err)
 	}
-	path := filepath.Join(c.dir, entry.Digest.Hex()+".wasm")
-	if _, err := os.Stat(path); err == nil {
-		return capsule{entry, path}, nil
+	found := capsule{entry, filepath.Join(c.dir, entry.Digest.Hex()+".wasm")}
+	if _, err := os.Stat(found.path); err == nil {
+		return found, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return capsule{}, fmt.Errorf("capsule cache: %w", err)
 	}
-	done := c.flight.DoChan(string(entry.Digest), func() (any, error) {
+	return found, c.get(ctx, found)
+}
+
+// get downloads a capsule's module to its place, whatever is there.
+func (c *capsules) get(ctx context.Context, wanted capsule) error {
+	done := c.flight.DoChan(string(wanted.Digest), func() (any, error) {
 		c.downloads.Add(1)
 		defer c.downloads.Done()
-		return nil, c.download(entry, path)
+		return nil, c.download(wanted.CapsuleEntry, wanted.path)
 	})
 	select {
 	case result := <-done:
-		return capsule{entry, path}, refuseUnknown(result.Err)
+		return refuseUnknown(result.Err)
 	case <-ctx.Done():
-		return capsule{}, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
 }
 
