@@ -136,7 +136,7 @@ func (d *Door) read(w http.ResponseWriter, r *http.Request) (id json.RawMessage,
 	}
 	var call struct {
 		members map[string]json.RawMessage
-		method  string
+		method  *string
 		params  map[string]json.RawMessage
 	}
 	if !json.Valid(body) {
@@ -146,10 +146,10 @@ func (d *Door) read(w http.ResponseWriter, r *http.Request) (id json.RawMessage,
 		return nil, got, &rpcError{Code: codeInvalidRequest, Message: "the request is one JSON-RPC object"}
 	}
 	id = validID(call.members["id"])
-	if string(call.members["jsonrpc"]) != `"2.0"` || json.Unmarshal(call.members["method"], &call.method) != nil {
+	if string(call.members["jsonrpc"]) != `"2.0"` || json.Unmarshal(call.members["method"], &call.method) != nil || call.method == nil {
 		return id, got, &rpcError{Code: codeInvalidRequest, Message: `the request says "jsonrpc":"2.0" and a method`}
 	}
-	if call.method != "message/send" && call.method != "SendMessage" {
+	if *call.method != "message/send" && *call.method != "SendMessage" {
 		return id, got, &rpcError{Code: codeMethodNotFound, Message: "this door takes message/send and SendMessage"}
 	}
 	if json.Unmarshal(call.members["params"], &call.params) != nil || call.params["message"] == nil {
@@ -161,7 +161,7 @@ func (d *Door) read(w http.ResponseWriter, r *http.Request) (id json.RawMessage,
 	}
 	got = Received{
 		Class:   protocol.Classify(r.Header.Get(protocol.HeaderTaskOrigin), r.Header.Get(protocol.HeaderTaskTrust)),
-		Dialect: call.method, MessageID: protocol.MessageID(m.ID), ContextID: protocol.ContextID(m.ContextID),
+		Dialect: *call.method, MessageID: protocol.MessageID(m.ID), ContextID: protocol.ContextID(m.ContextID),
 		Text: protocol.MessageText(m), Traceparent: r.Header.Get(protocol.HeaderTraceparent),
 	}
 	if got.Class.Origin == protocol.OriginCompletion {
