@@ -47,8 +47,8 @@ type CancelListener struct {
 // working, since both go over one connection. For every request that names the
 // delegation fn is called, on a goroutine of the subscription, one after the
 // other; it blocks until the guest is gone and the outcome is written, and what
-// it returns is the answer. Its context ends with Close; then nothing is
-// answered.
+// it returns is the answer, unless its status is empty. Its context ends with
+// Close, which waits for the answer under way.
 func (b *Bus) ListenCancel(
 	session protocol.SessionID, delegation protocol.DelegationID, fn func(context.Context) protocol.CancelAnswer,
 ) (*CancelListener, error) {
@@ -89,7 +89,7 @@ func (l *CancelListener) take(ctx context.Context, m *nats.Msg) {
 	l.mu.Unlock()
 	defer l.running.Done()
 	answer := l.fn(ctx)
-	if ctx.Err() != nil || m.Reply == "" || answer.Status == "" {
+	if m.Reply == "" || answer.Status == "" {
 		return
 	}
 	body, err := json.Marshal(answer)

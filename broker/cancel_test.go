@@ -227,3 +227,37 @@ func TestClosingAListenerEndsItsRequestWithoutAnAnswer(t *testing.T) {
 		t.Errorf("a request of a closed listener was answered: %v", err)
 	}
 }
+
+// TestCancelAnswerOutlivesItsListener: the answer is ready when the worker stops
+// to listen, and must not be lost to whoever is faster.
+func TestCancelAnswerOutlivesItsListener(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	job := newJob()
+	asked := make(chan struct{})
+	l, err := b.ListenCancel(job.Spawner.SessionID, job.DelegationID, func(ctx context.Context) protocol.CancelAnswer {
+		close(asked)
+		<-ctx.Done() // the worker is through before this goroutine runs again
+		return protocol.CancelAnswer{Status: protocol.StatusTerminated}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	go func() {
+		<-asked
+		l.Close()
+	}()
+	body := []byte(`{"delegation_id":"` + string(job.DelegationID) + `"}`)
+	m, err := nc.Request("starling.cancel."+string(job.Spawner.SessionID)+"."+string(job.DelegationID), body, 5*time.Second)
+	if err != nil {
+		t.Fatalf("the cancel was not answered: %v", err)
+	}
+	if a, err := protocol.ParseCancelAnswer(m.Data); err != nil || a.Status != protocol.StatusTerminated {
+		t.Errorf("answer = %+v, %v", a, err)
+	}
+}

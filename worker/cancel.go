@@ -32,8 +32,9 @@ func newCancellation(grace time.Duration) *cancellation {
 }
 
 // accept asks the guest to stop, has it killed after the grace, and blocks until
-// the outcome is written. It runs on the goroutine of the cancel's request.
-func (c *cancellation) accept(ctx context.Context) protocol.CancelAnswer {
+// end was called, which comes before the listener is closed. It runs on the
+// goroutine of the cancel's request.
+func (c *cancellation) accept(context.Context) protocol.CancelAnswer {
 	c.request()
 	timer := time.NewTimer(c.grace)
 	defer timer.Stop()
@@ -41,8 +42,6 @@ func (c *cancellation) accept(ctx context.Context) protocol.CancelAnswer {
 		select {
 		case <-c.ended:
 			return protocol.CancelAnswer{Status: c.status}
-		case <-ctx.Done():
-			return protocol.CancelAnswer{}
 		case <-timer.C:
 			c.expire()
 		}
