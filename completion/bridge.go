@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"regexp"
 	"sync"
 	"time"
 
@@ -127,6 +128,12 @@ func (b *Bridge) Deliver(ctx context.Context, handle protocol.Spawner, o protoco
 	}
 }
 
+// traceForm is how a traceparent begins. What looks otherwise is no trace: a job
+// may carry anything, and the client refuses to send some of it.
+//
+// Source: W3C Trace Context, traceparent header.
+var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?$`)
+
 // parseDoor reads a door's address. The error does not repeat it.
 func parseDoor(address string) (*url.URL, error) {
 	u, err := url.Parse(address)
@@ -187,7 +194,7 @@ func (b *Bridge) send(ctx context.Context, d dialect, door *url.URL, handle prot
 	} {
 		req.Header.Set(name, value)
 	}
-	if traceparent != "" {
+	if traceForm.MatchString(traceparent) {
 		req.Header.Set(protocol.HeaderTraceparent, traceparent)
 	}
 	if d == dialect10 {

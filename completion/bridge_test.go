@@ -119,14 +119,18 @@ func TestPostToTheLetter(t *testing.T) {
 	}
 }
 
+// TestPostWithoutATrace: none, or one that is no header value and must not keep
+// the parent from being told.
 func TestPostWithoutATrace(t *testing.T) {
 	t.Parallel()
-	door := testenv.Door(t)
-	if err := once(t).Deliver(t.Context(), handle("dlg_1", door.URL()), outcome("dlg_1"), ""); err != nil {
-		t.Fatal(err)
-	}
-	if _, there := door.Posts()[0].Header["Traceparent"]; there {
-		t.Error("the post has a traceparent, want none where there is no trace")
+	for _, trace := range []string{"", traceparent + "\x01", "trace\r\nx: y"} {
+		door := testenv.Door(t)
+		if err := once(t).Deliver(t.Context(), handle("dlg_1", door.URL()), outcome("dlg_1"), trace); err != nil {
+			t.Fatalf("%q: %v", trace, err)
+		}
+		if _, there := door.Posts()[0].Header["Traceparent"]; there {
+			t.Errorf("%q: the post has a traceparent, want none where there is no trace", trace)
+		}
 	}
 }
 

@@ -35,6 +35,11 @@ func replace(dir *os.Root, temp string, content []byte) error {
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = dir.Rename(temp, protocol.CompletionFile)
 	}
+	if errors.Is(err, os.ErrExist) { // a directory, which only a guest puts there
+		if err = dir.RemoveAll(protocol.CompletionFile); err == nil {
+			err = dir.Rename(temp, protocol.CompletionFile)
+		}
+	}
 	if err != nil {
 		return errors.Join(err, dir.Remove(temp))
 	}

@@ -130,19 +130,28 @@ func TestWriteFollowsNoLink(t *testing.T) {
 	}
 }
 
-// TestWriteFailureLeavesNothing: a directory in the place of the file.
-func TestWriteFailureLeavesNothing(t *testing.T) {
+// TestWriteReplacesADirectory: a guest that put one there, with a link in it,
+// does not keep its outcome from being written.
+func TestWriteReplacesADirectory(t *testing.T) {
 	t.Parallel()
+	outside := t.TempDir()
+	victim := filepath.Join(outside, "victim")
 	dir, root := workdir(t)
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "completion.json"), 0o700), os.WriteFile(filepath.Join(dir, "completion.json", "x"), nil, 0o600)); err != nil {
+	planted := filepath.Join(dir, "completion.json")
+	if err := errors.Join(os.WriteFile(victim, nil, 0o600), os.Mkdir(planted, 0o700), os.Symlink(outside, filepath.Join(planted, "x"))); err != nil {
 		t.Fatal(err)
 	}
-	err := completion.Write(root, outcome("dlg_1"))
-	if err == nil || !strings.Contains(err.Error(), "completion.json") || !strings.Contains(err.Error(), dir) {
-		t.Errorf("Write = %v, want an error that says what and where", err)
+	if err := completion.Write(root, outcome("dlg_1")); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Lstat(planted); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("completion.json is %v, %v, want a regular file", info.Mode(), err)
 	}
 	if got := names(t, dir); got != "completion.json" {
 		t.Errorf("the directory has %s, want no temporary file", got)
+	}
+	if _, err := os.Stat(victim); err != nil {
+		t.Errorf("behind the link: %v, want it untouched", err)
 	}
 }
 
