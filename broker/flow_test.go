@@ -108,7 +108,7 @@ type taking struct {
 func take(t testing.TB, b *broker.Bus, cfg broker.TakerConfig) taking {
 	t.Helper()
 	if cfg.PullExpires == 0 {
-		cfg.PullExpires = time.Second
+		cfg.PullExpires = 200 * time.Millisecond
 	}
 	taker, err := b.NewTaker(t.Context(), cfg)
 	if err != nil {

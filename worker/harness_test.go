@@ -104,7 +104,7 @@ func (f *fleet) newMember(t *testing.T, url string, change func(*worker.Config))
 	m := &member{log: newLogs(t), done: make(chan struct{})}
 	m.cfg = worker.Config{
 		WorkerID: protocol.NewWorkerID(), WorkRoot: filepath.Join(dir, "work"), CacheDir: filepath.Join(dir, "cache"),
-		PullExpires: time.Second, CancelGrace: 300 * time.Millisecond, DrainTimeout: soon,
+		PullExpires: 200 * time.Millisecond, CancelGrace: 300 * time.Millisecond, DrainTimeout: soon,
 	}
 	if change != nil {
 		change(&m.cfg)
@@ -390,7 +390,7 @@ func (f *fleet) lose(t *testing.T, job protocol.Job, change ...func(*protocol.Re
 // has returned.
 func (f *fleet) take(t *testing.T, job protocol.Job, do func(*broker.Delivery) protocol.Record) protocol.Record {
 	t.Helper()
-	taker, err := f.bus.NewTaker(t.Context(), broker.TakerConfig{Pool: job.Pool, Slots: 1, PullExpires: time.Second})
+	taker, err := f.bus.NewTaker(t.Context(), broker.TakerConfig{Pool: job.Pool, Slots: 1, PullExpires: 200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

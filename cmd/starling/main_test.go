@@ -112,7 +112,7 @@ func testFleet(t *testing.T, change func(*fleetConfig)) *fleet {
 	if cfg.worker, err = settings.config(protocol.DefaultPool); err != nil {
 		t.Fatal(err)
 	}
-	cfg.worker.PullExpires = time.Second
+	cfg.worker.PullExpires = 200 * time.Millisecond
 	if cfg.completion, err = (completionSettings{CompletionBackoff: 50 * time.Millisecond}).config(log); err != nil {
 		t.Fatal(err)
 	}
