@@ -75,6 +75,8 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	if err != nil {
 		return err
 	}
+	signals, restore := stopSignals() // from here on there is something to remove
+	defer restore()
 	store, err := os.MkdirTemp("", "starling-run-*")
 	if err != nil {
 		return err
@@ -89,8 +91,13 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	if err != nil {
 		return err
 	}
+	select {
+	case <-signals:
+		return &silentError{130}
+	default:
+	}
 	job := newJob(entry, text, env, spawner)
-	return a.dispatchAndFollow(ctx, fleet, job, f.json)
+	return a.dispatchAndFollow(ctx, fleet, job, f.json, signals)
 }
 
 // startRun starts a fleet of one slot that opens no port.
@@ -138,9 +145,7 @@ func newJob(entry protocol.CapsuleEntry, text string, env map[string]string, spa
 
 // dispatchAndFollow shows a task to its end. The first interrupt cancels it,
 // the second stops the worker.
-func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.Job, asJSON bool) error {
-	signals, restore := stopSignals()
-	defer restore()
+func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.Job, asJSON bool, signals <-chan os.Signal) error {
 	watch, err := fleet.bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
 	if err != nil {
 		return err

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"starling/testenv"
+)
+
+// TestRunInterruptedAtItsStart leaves nothing behind in the directory for
+// temporary files.
+func TestRunInterruptedAtItsStart(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	temp := t.TempDir()
+	run := exec.Command(self, "run", testenv.WAT(t, "noop"), "--task", "x", "--work-root", t.TempDir(), "--cache-dir", testenv.CompiledCache(t))
+	run.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+temp)
+	if err := run.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = run.Process.Kill() }) // it may have ended
+	left := func() []string {
+		paths, _ := filepath.Glob(filepath.Join(temp, "starling-run-*"))
+		return paths
+	}
+	for deadline := time.Now().Add(30 * time.Second); len(left()) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the run does not start")
+		}
+	}
+	if err := run.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	_ = run.Wait() // with the status of an interrupt, or of a task that was canceled
+	if paths := left(); len(paths) != 0 {
+		t.Errorf("left behind: %v", paths)
+	}
+}
