@@ -123,7 +123,9 @@ func TestHangingDoor(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	})
-	wantError(t, deliver(t, b, slow.URL()), "the door's answer broke off: the door did not answer within 50ms")
+	if err := deliver(t, b, slow.URL()); err == nil || !strings.HasSuffix(err.Error(), "the door did not answer within 50ms") {
+		t.Errorf("Deliver = %v, want it to end after 50 ms", err) // before the first byte where the machine is busy
+	}
 }
 
 func TestAnswerBound(t *testing.T) {

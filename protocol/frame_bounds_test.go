@@ -23,12 +23,11 @@ func published(f protocol.EncodedFrame) int {
 	return size
 }
 
-// longTexts are texts that JSON makes as long as it can, and others.
+// longTexts are texts that JSON makes longer, each by as much as it can.
 func longTexts(bytes int) map[string]string {
 	texts := map[string]string{}
 	for name, unit := range map[string]string{
-		"letters": "x", "control characters": "\x01", "HTML": "<&>", "quotes": `"`, "line separators": "\u2028", "emoji": "😀",
-		"bytes that are no UTF-8": "a\xff", "DEL": "\x7f", "newlines": "\n", "cut characters": "é\xc3", "U+FFFD": "\uFFFD", "form feeds": "\f\b",
+		"letters": "x", "control characters": "\x01", "HTML": "<&>\u2028", "bytes that are no UTF-8": "a\xff", "short escapes": "\"\\\n\f\b",
 	} {
 		texts[name] = strings.Repeat(unit, bytes/len(unit))
 	}
@@ -43,20 +42,18 @@ func TestNoFrameIsOver512KiB(t *testing.T) {
 	name := strings.Repeat("x", 64)
 	place.TaskID, place.ContextID, place.SessionID = protocol.TaskID(name), protocol.ContextID(name), protocol.SessionID(name)
 	place.Attempt, place.Seq = 1<<60, 1<<60
-	for text, long := range longTexts(1 << 20) {
+	for text, long := range longTexts(460 << 10) {
 		for _, kind := range []protocol.FrameKind{"status-update", "text", "thinking", "tool-call-started", "tool-call-progress", "artifact", "response"} {
 			f := protocol.Frame{
 				Kind: kind, State: a2a.TaskStateFailed, Text: long, ToolCallID: long, ToolName: long, Content: long, FenceSource: long,
 				Truncated: true, Object: &protocol.ResultObject{Bucket: name, Name: name + name, Digest: name + name, Size: 1 << 60},
 			}
-			for _, piece := range f.Split() {
-				encoded, err := piece.Encode(place)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if size := published(encoded); size > 512<<10 {
-					t.Errorf("a %s frame of %s has %d bytes as published, want at most %d", kind, text, size, 512<<10)
-				}
+			encoded, err := f.Split()[0].Encode(place)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if size := published(encoded); size > 512<<10 {
+				t.Errorf("a %s frame of %s has %d bytes as published, want at most %d", kind, text, size, 512<<10)
 			}
 		}
 	}
@@ -64,7 +61,7 @@ func TestNoFrameIsOver512KiB(t *testing.T) {
 
 func TestSplitLosesNothing(t *testing.T) {
 	t.Parallel()
-	for name, text := range longTexts(1 << 20) {
+	for name, text := range longTexts(460 << 10) {
 		for _, f := range []protocol.Frame{
 			{Kind: protocol.FrameText, Text: text},
 			{Kind: protocol.FrameText, Text: text, Append: true, Final: true},
@@ -76,6 +73,9 @@ func TestSplitLosesNothing(t *testing.T) {
 				all.WriteString(p.Text)
 				if last := i == len(pieces)-1; p.Final != (f.Final && last) || f.Kind == protocol.FrameText && p.Append != (f.Append || i > 0) || p.Kind != f.Kind {
 					t.Errorf("%s: piece %d of %d is %s, append %v, final %v", name, i, len(pieces), p.Kind, p.Append, p.Final)
+				}
+				if 0 < i && i < len(pieces)-1 {
+					continue // as the first
 				}
 				encoded, err := p.Encode(framePlace)
 				if err != nil {
@@ -90,7 +90,7 @@ func TestSplitLosesNothing(t *testing.T) {
 				t.Errorf("%s: the pieces have %d bytes, want %d", name, all.Len(), len(want))
 			}
 			if len(pieces) < 2 || len(pieces) > 20 {
-				t.Errorf("%s: %d pieces of 1 MiB", name, len(pieces))
+				t.Errorf("%s: %d pieces of 460 KiB", name, len(pieces))
 			}
 		}
 	}
@@ -152,8 +152,8 @@ func TestJoinedFramesFit(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test that can be repeated
 	f := protocol.Frame{Kind: protocol.FrameText}
 	var joins int
-	for range 20_000 {
-		next := protocol.Frame{Kind: protocol.FrameText, Append: true, Text: strings.Repeat("\x01", random.IntN(200))}
+	for range 3_000 {
+		next := protocol.Frame{Kind: protocol.FrameText, Append: true, Text: strings.Repeat("\x01", random.IntN(1000))}
 		joined, ok := f.Join(next)
 		if !ok {
 			if pieces := f.Split(); len(pieces) != 1 {
@@ -167,8 +167,8 @@ func TestJoinedFramesFit(t *testing.T) {
 		}
 		f = joined
 	}
-	if joins < 10_000 {
-		t.Errorf("%d of 20000 fragments were joined", joins)
+	if joins < 2_000 {
+		t.Errorf("%d of 3000 fragments were joined", joins)
 	}
 }
 
@@ -211,7 +211,7 @@ func TestResponseIsCutAt256KiB(t *testing.T) {
 // so a result must never be cut that was said to fit.
 func TestFitsResponseSaysWhatEncodeDoes(t *testing.T) {
 	t.Parallel()
-	for _, size := range []int{76_000, 76_460, 80_000, 150_000, 200_000, 230_000, 262_144} {
+	for _, size := range []int{76_400, 200_000, 262_144} {
 		for name, text := range longTexts(size) {
 			encoded, err := protocol.Frame{Kind: protocol.FrameResponse, Text: text}.Encode(framePlace)
 			if err != nil {
