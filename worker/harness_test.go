@@ -3,7 +3,6 @@ package worker_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -228,19 +227,6 @@ func (f *fleet) record(t *testing.T, job protocol.Job) broker.Entry {
 		t.Fatal(err)
 	}
 	return e
-}
-
-// status waits until a job's record says so.
-func (f *fleet) status(t *testing.T, job protocol.Job, want protocol.Status) protocol.Record {
-	t.Helper()
-	var rec protocol.Record
-	testenv.Eventually(t, soon, func() error {
-		if rec = f.record(t, job).Record; rec.Status != want {
-			return fmt.Errorf("the record says %s, want %s: %+v", rec.Status, want, rec.Outcome)
-		}
-		return nil
-	})
-	return rec
 }
 
 // queued reports whether the job is in the stream.

@@ -37,7 +37,6 @@ type Segments struct {
 	lastWhole *string
 	fragments strings.Builder
 
-	usage       protocol.Usage
 	interrupted bool
 	killed      bool
 	ended       bool // by a terminal event, a budget, or the guest's end
@@ -229,10 +228,9 @@ func (s *Segments) callAnswered(w *frameWriter, now time.Time, e protocol.Event)
 	s.fragments.Reset()
 }
 
-// spend keeps the usage and ends an attempt that went past its ceiling.
+// spend ends an attempt that went past its ceiling.
 // max_session_tokens is a maximum: a session that used exactly that much goes on.
 func (s *Segments) spend(w *frameWriter, u protocol.Usage) {
-	s.usage = u
 	if s.cfg.MaxTokens > 0 && u.Spent() > s.cfg.MaxTokens {
 		s.fail(w, protocol.SpendMessage(s.cfg.MaxTokens, u.Spent()))
 		s.refused = true
@@ -313,9 +311,6 @@ func (s *Segments) Refused() bool { return s.refused }
 
 // Ended reports whether the attempt has its ending: later events are ignored.
 func (s *Segments) Ended() bool { return s.ended }
-
-// Usage is the last usage the guest reported.
-func (s *Segments) Usage() protocol.Usage { return s.usage }
 
 // Ending is the attempt's ending and, when it finished, its response. Call it
 // once the guest is gone.
