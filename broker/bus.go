@@ -40,11 +40,6 @@ const (
 
 	// closeTimeout bounds the last flush.
 	closeTimeout = 2 * time.Second
-
-	// frameWindow is how many frames may be without an ack, and frameTimeout how
-	// long one may be: without it a lost ack never resolves.
-	frameWindow  = 256
-	frameTimeout = 5 * time.Second
 )
 
 // Bus is a connection to the message bus of one fleet: NATS JetStream under one
@@ -114,9 +109,7 @@ func (b *Bus) open(ctx context.Context) error {
 	if b.js, err = jetstream.New(b.nc, jetstream.WithDefaultTimeout(requestTimeout)); err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	b.framesJS, err = jetstream.New(b.frames, jetstream.WithDefaultTimeout(requestTimeout),
-		jetstream.WithPublishAsyncMaxPending(frameWindow), jetstream.WithPublishAsyncTimeout(frameTimeout))
-	if err != nil {
+	if b.framesJS, err = jetstream.New(b.frames, jetstream.WithDefaultTimeout(requestTimeout)); err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	for _, nc := range []*nats.Conn{b.nc, b.frames} {

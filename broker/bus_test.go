@@ -184,7 +184,7 @@ func TestARefusedPublishIsToldAtOnce(t *testing.T) {
 		"PutResult": func() error { _, err := b.PutResult(t.Context(), "dlg_1", "ses_1", []byte("x")); return err },
 	} {
 		started := time.Now()
-		wantError(t, what, call(), broker.ErrDenied, "docs/security.md")
+		wantError(t, what, call(), broker.ErrDenied, "docs/configuration.md")
 		if took := time.Since(started); took > 2*time.Second {
 			t.Errorf("%s took %s to be denied", what, took)
 		}

@@ -28,7 +28,7 @@ const indexWait = 150 * time.Millisecond
 // [ErrCapsuleExists]. It needs an operator's rights and blocks until everything
 // is acked; a push that failed half way is repeated as it was.
 //
-// Rule: docs/protocol.md, section 2, capsules.
+// Source: docs/protocol.md, section 2, capsules.
 func (b *Bus) PushCapsule(ctx context.Context, m protocol.Manifest, module []byte) (protocol.CapsuleEntry, error) {
 	if err := m.Validate(); err != nil {
 		return protocol.CapsuleEntry{}, err
@@ -227,7 +227,7 @@ func (b *Bus) RemoveCapsule(ctx context.Context, name, version string) error {
 	}
 	bucket, key := b.ns.CapsuleIndexBucket(), protocol.CapsuleKey(name, version)
 	marker := nats.NewMsg(kvSubject(bucket, key))
-	marker.Header.Set("KV-Operation", "DEL")
+	marker.Header.Set(headerKVOperation, "DEL")
 	if _, _, err := b.store(ctx, b.js, kvStream(bucket), marker); err != nil {
 		return fmt.Errorf("removing capsule %s@%s: %w", name, version, err)
 	}

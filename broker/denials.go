@@ -75,7 +75,7 @@ func deniedKey(err error) (string, bool) {
 }
 
 func deniedError(key string) error {
-	return fmt.Errorf("%w: the server's permissions refuse to %s: grant it to this user (docs/security.md, Rights)", ErrDenied, key)
+	return fmt.Errorf("%w: the server's permissions refuse to %s: grant it to this user (docs/configuration.md, Rights)", ErrDenied, key)
 }
 
 // denied is an [ErrDenied] when the server refused a publish to subject within

@@ -44,7 +44,7 @@ type stored struct {
 
 // deleted reports whether it is the marker of a key that was removed.
 func (m stored) deleted() bool {
-	op := m.header.Get("KV-Operation")
+	op := m.header.Get(headerKVOperation)
 	return op == "DEL" || op == "PURGE" || m.header.Get("Nats-Marker-Reason") != ""
 }
 
@@ -61,7 +61,7 @@ func (b *Bus) last(ctx context.Context, nc *nats.Conn, stream, subject string) (
 	if err != nil {
 		return stored{}, err
 	}
-	switch status := answer.Header.Get("Status"); status {
+	switch status := answer.Header.Get(headerStatus); status {
 	case "":
 		return readStored(answer)
 	case "404":
@@ -185,7 +185,7 @@ func (p *pages) ask(ctx context.Context, from uint64) ([]stored, bool, error) {
 		if m.Subject != reply {
 			continue // of a page that was given up
 		}
-		switch m.Header.Get("Status") {
+		switch m.Header.Get(headerStatus) {
 		case "":
 			one, err := readStored(m)
 			if err = errors.Join(err, whole(m)); err != nil {
@@ -199,7 +199,7 @@ func (p *pages) ask(ctx context.Context, from uint64) ([]stored, bool, error) {
 			return page, len(page) > 0 && m.Header.Get("Nats-Num-Pending") != "0", nil
 		case "404":
 			return page, false, nil
-		case "503":
+		case statusNoResponders:
 			return page, false, p.bus.absent(ctx, p.stream)
 		default:
 			return page, false, fmt.Errorf("%w: reading %s: %s", ErrRefused, p.stream, m.Header.Get("Description"))

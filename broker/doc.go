@@ -13,8 +13,10 @@
 // # Goroutines
 //
 // A Bus starts none of its own beside those of its connections, which end in
-// [Bus.Close]. [Bus.Announce] starts one heartbeat, which ends in
-// [Heartbeat.Close]. [Bus.Serve] answers on the connection's goroutines until
-// [Service.Close]. [StartServer] starts the server's, which end in
-// [Server.Close].
+// [Bus.Close]. [Taker.Run] takes on its caller's goroutine. A [FrameSender] is
+// driven by acks and by two timers, which end in [FrameSender.Close].
+// [Bus.Announce] starts one heartbeat, which ends in [Heartbeat.Close].
+// [Bus.Serve] and [Bus.ListenCancel] answer on the connection's goroutines until
+// [Service.Close] and [CancelListener.Close]. [StartServer] starts the server's,
+// which end in [Server.Close].
 package broker

@@ -13,9 +13,6 @@ import (
 )
 
 const (
-	// answerWait is how long one try of a write, or a read, waits for its answer.
-	// One without an answer is repeated for as long as the caller's context lasts.
-	answerWait = 2 * time.Second
 	// tryAgain is the pause before a try that was refused for now.
 	//
 	// Source: docs/protocol.md, section 6, Writing.
@@ -35,10 +32,6 @@ var (
 )
 
 const (
-	codeStoreFailed      jetstream.ErrorCode = 10077
-	codeTooLarge         jetstream.ErrorCode = 10054
-	codeConsumerNotFound jetstream.ErrorCode = 10014
-
 	statusNoResponders = "503"
 	headerStatus       = "Status"
 	headerKVOperation  = "KV-Operation"
@@ -100,7 +93,7 @@ func storeFailure(api *jetstream.APIError) error {
 
 // ask is request with the shorter wait of one try.
 func (b *Bus) ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	try, cancel := context.WithTimeout(ctx, answerWait)
+	try, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	answer, err := b.request(try, b.nc, m)
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ErrDenied) && !errors.Is(err, ErrClosed) {
@@ -122,7 +115,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg) (pubAck, error) {
 // read is the last message on a subject, from any replica: on a replicated
 // stream it may be some 100 ms old. seq 0 means that there is none.
 func (b *Bus) read(ctx context.Context, stream, subject string) (stored, error) {
-	try, cancel := context.WithTimeout(ctx, answerWait)
+	try, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	m, err := b.last(try, b.nc, stream, subject)
 	switch {

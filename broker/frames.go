@@ -19,8 +19,11 @@ const (
 	joinWithin = 20 * time.Millisecond
 	// maxInFlight and maxInFlightBytes bound the frames without an ack; one frame
 	// may always be in flight. An observer relies on the first.
-	maxInFlight      = frameWindow
+	maxInFlight      = 256
 	maxInFlightBytes = 8 << 20
+	// frameTimeout is how long a frame may be without an ack: then it is sent
+	// again, for a lost ack never comes.
+	frameTimeout = 5 * time.Second
 	// maxPending and maxPendingBytes bound what waits to be numbered. Beyond them
 	// Send blocks, which holds the guest back.
 	maxPending      = 256

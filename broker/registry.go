@@ -39,7 +39,7 @@ type Heartbeat struct {
 // and must be safe for concurrent use. A failed renewal is logged and the next
 // one comes all the same.
 //
-// Rule: docs/protocol.md, section 2, workers.
+// Source: docs/protocol.md, section 2, workers.
 func (b *Bus) Announce(ctx context.Context, info func() protocol.WorkerInfo) (*Heartbeat, error) {
 	return b.announce(ctx, HeartbeatEvery, info)
 }
@@ -113,7 +113,7 @@ func (h *Heartbeat) Close(ctx context.Context) error {
 		h.stop()
 		<-h.done
 		marker := nats.NewMsg("")
-		marker.Header.Set("KV-Operation", "DEL")
+		marker.Header.Set(headerKVOperation, "DEL")
 		h.err = h.put(ctx, marker)
 	})
 	return h.err

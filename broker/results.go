@@ -14,7 +14,7 @@ import (
 // overwritten: the same content again is fine, another is [ErrResultExists]. It
 // blocks until all of it is acked.
 //
-// Rule: docs/protocol.md, section 2, large results.
+// Source: docs/protocol.md, section 2, large results.
 func (b *Bus) PutResult(ctx context.Context, delegation protocol.DelegationID, session protocol.SessionID, content []byte) (protocol.ResultObject, error) {
 	if err := errors.Join(protocol.ValidateDelegationID("delegation_id", delegation), protocol.ValidateName("session_id", string(session))); err != nil {
 		return protocol.ResultObject{}, err

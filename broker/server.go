@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -56,9 +57,9 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 		return nil, err
 	}
 	options := &server.Options{
-		ServerName: "starling", Host: orElse(cfg.Host, "127.0.0.1"), Port: orElse(cfg.Port, server.DEFAULT_PORT),
+		ServerName: "starling", Host: cmp.Or(cfg.Host, "127.0.0.1"), Port: cmp.Or(cfg.Port, server.DEFAULT_PORT),
 		DontListen: cfg.InProcessOnly, NoSigs: true, NoLog: true,
-		JetStream: true, StoreDir: cfg.StoreDir, JetStreamMaxStore: orElse(cfg.MaxStoreBytes, -1), JetStreamMaxMemory: -1,
+		JetStream: true, StoreDir: cfg.StoreDir, JetStreamMaxStore: cmp.Or(cfg.MaxStoreBytes, -1), JetStreamMaxMemory: -1,
 	}
 	ns, err := server.NewServer(options)
 	if err != nil {

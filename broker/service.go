@@ -45,7 +45,7 @@ type ServiceConfig struct {
 // Service answers control requests for a worker, on the connection's
 // goroutines.
 //
-// Rule: docs/protocol.md, section 2, control.
+// Source: docs/protocol.md, section 2, control.
 type Service struct {
 	bus    *Bus
 	worker micro.Service
@@ -210,7 +210,7 @@ const (
 // request, about 0.1 ms. Workers that are there of which none answers within
 // about 2 s are [ErrUnavailable].
 //
-// Rule: docs/protocol.md, sections 2 and 3.
+// Source: docs/protocol.md, sections 2 and 3.
 func (b *Bus) PoolServed(ctx context.Context, pool string) (bool, error) {
 	if err := protocol.ValidateName("pool", pool); err != nil {
 		return false, err
@@ -252,7 +252,7 @@ func (b *Bus) askMany(ctx context.Context, subject string) error {
 	if err != nil {
 		return b.failure(guarded, subject, err)
 	}
-	if answer.Header.Get("Status") == "503" {
+	if answer.Header.Get(headerStatus) == statusNoResponders {
 		return fmt.Errorf("%w: %s", errNoResponders, subject)
 	}
 	return nil

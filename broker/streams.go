@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,13 +42,13 @@ type wantedStream struct {
 // streams is section 2. Buckets are streams by the conventions of NATS (ADR-8,
 // ADR-20), made directly because the client's calls cannot set MaxConsumers.
 func (b *Bus) streams(cfg InitConfig) []wantedStream {
-	unlimited := func(n int64) int64 { return orElse(n, -1) }
+	unlimited := func(n int64) int64 { return cmp.Or(n, -1) }
 	stream := func(c jetstream.StreamConfig, age time.Duration, maxBytes int64, tune func(*jetstream.StreamConfig)) wantedStream {
-		c.Replicas, c.AllowDirect = orElse(cfg.Replicas, 1), true
-		c.MaxConsumers = orElse(c.MaxConsumers, maxConsumers)
+		c.Replicas, c.AllowDirect = cmp.Or(cfg.Replicas, 1), true
+		c.MaxConsumers = cmp.Or(c.MaxConsumers, maxConsumers)
 		return wantedStream{config: c, tuned: func(c *jetstream.StreamConfig) {
-			c.Replicas = orElse(cfg.Replicas, c.Replicas)
-			c.MaxAge, c.MaxBytes = orElse(age, c.MaxAge), orElse(maxBytes, c.MaxBytes)
+			c.Replicas = cmp.Or(cfg.Replicas, c.Replicas)
+			c.MaxAge, c.MaxBytes = cmp.Or(age, c.MaxAge), cmp.Or(maxBytes, c.MaxBytes)
 			if tune != nil {
 				tune(c)
 			}
@@ -57,7 +58,7 @@ func (b *Bus) streams(cfg InitConfig) []wantedStream {
 		return jetstream.StreamConfig{
 			Name: kvStream(name), Subjects: []string{"$KV." + name + ".>"}, Description: description,
 			MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, AllowRollup: true, DenyDelete: true,
-			MaxAge: age, MaxBytes: unlimited(maxBytes), Duplicates: min(orElse(age, 2*time.Minute), 2*time.Minute),
+			MaxAge: age, MaxBytes: unlimited(maxBytes), Duplicates: min(cmp.Or(age, 2*time.Minute), 2*time.Minute),
 		}
 	}
 	objects := func(name, description string, age time.Duration, maxBytes int64) jetstream.StreamConfig {
@@ -70,8 +71,8 @@ func (b *Bus) streams(cfg InitConfig) []wantedStream {
 	jobs := stream(jetstream.StreamConfig{
 		Name: b.ns.JobsStream(), Description: "jobs that wait or run", Retention: jetstream.WorkQueuePolicy,
 		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true, MaxMsgSize: maxJobMsgBytes,
-		MaxMsgs: orElse(cfg.MaxJobs, 1_000_000), MaxBytes: orElse(cfg.MaxJobBytes, 1<<30), MaxConsumers: maxLaneConsumers,
-	}, 0, cfg.MaxJobBytes, func(c *jetstream.StreamConfig) { c.MaxMsgs = orElse(cfg.MaxJobs, c.MaxMsgs) })
+		MaxMsgs: cmp.Or(cfg.MaxJobs, 1_000_000), MaxBytes: cmp.Or(cfg.MaxJobBytes, 1<<30), MaxConsumers: maxLaneConsumers,
+	}, 0, cfg.MaxJobBytes, func(c *jetstream.StreamConfig) { c.MaxMsgs = cmp.Or(cfg.MaxJobs, c.MaxMsgs) })
 	for _, pool := range cfg.Pools {
 		jobs.config.Subjects = append(jobs.config.Subjects, b.ns.PoolJobs(pool))
 	}
@@ -80,19 +81,19 @@ func (b *Bus) streams(cfg InitConfig) []wantedStream {
 
 	tasks := stream(jetstream.StreamConfig{
 		Name: b.ns.TasksStream(), Description: "frames of tasks", Subjects: []string{string(b.ns) + ".tasks.*"},
-		MaxAge: orElse(cfg.FrameAge, 3*day), MaxBytes: unlimited(cfg.MaxFrameBytes),
-		Duplicates:   min(frameDuplicates, orElse(cfg.FrameAge, frameDuplicates)),
-		MaxConsumers: orElse(cfg.MaxObservers, 100_000),
-	}, cfg.FrameAge, cfg.MaxFrameBytes, func(c *jetstream.StreamConfig) { c.MaxConsumers = orElse(cfg.MaxObservers, c.MaxConsumers) })
+		MaxAge: cmp.Or(cfg.FrameAge, 3*day), MaxBytes: unlimited(cfg.MaxFrameBytes),
+		Duplicates:   min(frameDuplicates, cmp.Or(cfg.FrameAge, frameDuplicates)),
+		MaxConsumers: cmp.Or(cfg.MaxObservers, 100_000),
+	}, cfg.FrameAge, cfg.MaxFrameBytes, func(c *jetstream.StreamConfig) { c.MaxConsumers = cmp.Or(cfg.MaxObservers, c.MaxConsumers) })
 
-	ledger := bucket(b.ns.LedgerBucket(), "delegation ledger", orElse(cfg.LedgerAge, 7*day), cfg.MaxLedgerBytes)
+	ledger := bucket(b.ns.LedgerBucket(), "delegation ledger", cmp.Or(cfg.LedgerAge, 7*day), cfg.MaxLedgerBytes)
 	ledger.MaxMsgSize = maxRecordBytes
 	ledger.RePublish = &jetstream.RePublish{Source: "$KV." + b.ns.LedgerBucket() + ".>", Destination: string(b.ns) + ".delegations.>"}
 
 	workers := bucket(b.ns.WorkerBucket(), "live workers", workerTTL, 0)
 	workers.Storage = jetstream.MemoryStorage
 
-	results := objects(b.ns.ResultBucket(), "large results", orElse(cfg.ResultAge, 7*day), cfg.MaxResultBytes)
+	results := objects(b.ns.ResultBucket(), "large results", cmp.Or(cfg.ResultAge, 7*day), cfg.MaxResultBytes)
 
 	return []wantedStream{
 		jobs, tasks,
@@ -103,7 +104,7 @@ func (b *Bus) streams(cfg InitConfig) []wantedStream {
 		stream(workers, 0, 0, nil),
 		stream(jetstream.StreamConfig{
 			Name: b.ns.DeadLetterStream(), Description: "jobs that cannot run", Subjects: []string{string(b.ns) + ".dlq.*.*"},
-			MaxAge: orElse(cfg.DeadLetterAge, 30*day),
+			MaxAge: cmp.Or(cfg.DeadLetterAge, 30*day),
 		}, cfg.DeadLetterAge, 0, nil),
 	}
 }
@@ -129,8 +130,8 @@ func (b *Bus) check(ctx context.Context, w *wantedStream) error {
 		{"storage", have.Storage, want.Storage},
 		{"discard policy", have.Discard, want.Discard},
 		{"discard new per subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject},
-		{"messages per subject", orElse(have.MaxMsgsPerSubject, -1), orElse(want.MaxMsgsPerSubject, -1)},
-		{"message size", orElse(have.MaxMsgSize, -1), orElse(want.MaxMsgSize, -1)},
+		{"messages per subject", cmp.Or(have.MaxMsgsPerSubject, -1), cmp.Or(want.MaxMsgsPerSubject, -1)},
+		{"message size", cmp.Or(have.MaxMsgSize, -1), cmp.Or(want.MaxMsgSize, -1)},
 		{"direct gets", have.AllowDirect, want.AllowDirect},
 		{"rollups", have.AllowRollup, want.AllowRollup},
 		{"republish", republish(have.RePublish), republish(want.RePublish)},

@@ -343,7 +343,7 @@ func (r *taking) drain() error {
 		}
 	}
 	// The naks are on their way before the caller may close the connection.
-	if err := r.taker.bus.nc.FlushTimeout(answerWait); err != nil {
+	if err := r.taker.bus.nc.FlushTimeout(answerTimeout); err != nil {
 		r.taker.bus.log.Warn("last naks not confirmed", "error", err)
 	}
 	return nil

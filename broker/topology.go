@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,7 +105,7 @@ func (c InitConfig) Validate() error {
 // of it stands or ctx ends. What exists with other settings, where they matter,
 // is a [TopologyError] and nothing is changed.
 //
-// Rule: docs/protocol.md, section 2.
+// Source: docs/protocol.md, section 2.
 func (b *Bus) Init(ctx context.Context, cfg InitConfig) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -223,7 +224,7 @@ func (b *Bus) ensureConsumer(ctx context.Context, cfg InitConfig, pool string, l
 	name, filter := protocol.LaneConsumer(pool, lane), b.ns.LaneJobs(pool, lane)
 	want := jetstream.ConsumerConfig{
 		Durable: name, FilterSubject: filter, AckPolicy: jetstream.AckExplicitPolicy,
-		AckWait: orElse(cfg.AckWait, 30*time.Second), MaxDeliver: -1,
+		AckWait: cmp.Or(cfg.AckWait, 30*time.Second), MaxDeliver: -1,
 		MaxAckPending: maxAckPending, MaxWaiting: maxWaiting,
 		Description: "jobs of pool " + pool + ", lane " + string(lane),
 	}
@@ -251,7 +252,7 @@ func (b *Bus) ensureConsumer(ctx context.Context, cfg InitConfig, pool string, l
 			return differs("backoff", have.BackOff, "none")
 		}
 		update := have
-		update.AckWait = orElse(cfg.AckWait, have.AckWait)
+		update.AckWait = cmp.Or(cfg.AckWait, have.AckWait)
 		update.MaxAckPending, update.MaxWaiting = max(have.MaxAckPending, maxAckPending), max(have.MaxWaiting, maxWaiting)
 		if update.AckWait == have.AckWait && update.MaxAckPending == have.MaxAckPending && update.MaxWaiting == have.MaxWaiting {
 			return nil
@@ -259,12 +260,4 @@ func (b *Bus) ensureConsumer(ctx context.Context, cfg InitConfig, pool string, l
 		_, err = b.js.UpdateConsumer(ctx, b.ns.JobsStream(), update)
 		return err
 	})
-}
-
-func orElse[T comparable](value, otherwise T) T {
-	var zero T
-	if value == zero {
-		return otherwise
-	}
-	return value
 }
