@@ -102,10 +102,12 @@ func (b *Bus) enter(ctx context.Context, entry protocol.CapsuleEntry) (protocol.
 	return protocol.CapsuleEntry{}, fmt.Errorf("entering capsule %s@%s: %w", entry.Manifest.Name, entry.Manifest.Version, err)
 }
 
-// markerOf is the sequence of a removed key's marker, 0 when it never was.
+// markerOf is the sequence of a removed key's marker, 0 when it never was or when
+// an entry stands there: a write that names 0 is refused then and looks again.
+// With the entry's own sequence it would write over what an older read did not see.
 func (b *Bus) markerOf(ctx context.Context, bucket, key string) (uint64, error) {
 	m, err := b.last(ctx, b.nc, kvStream(bucket), kvSubject(bucket, key))
-	if errors.Is(err, errNotStored) {
+	if errors.Is(err, errNotStored) || err == nil && !m.deleted() {
 		return 0, nil
 	}
 	return m.seq, err
