@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spf13/cobra"
+
 	"starling/broker"
 	"starling/protocol"
 )
@@ -21,6 +23,8 @@ const (
 	exitRefused    = 7 // queue full, pool not served or not declared
 	exitNoBus      = 8
 	exitDenied     = 9
+
+	exitInterrupted = 130 // as shells say SIGINT
 )
 
 // usageError is wrong usage or configuration.
@@ -47,28 +51,39 @@ func outcomeError(status protocol.Status) error {
 	}
 }
 
-// classes maps error classes to exit statuses and to what to do about them.
+// exactArgs refuses another number of arguments with a sentence.
+func exactArgs(n int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		return &usageError{fmt.Errorf("%s takes %s", cmd.CommandPath(), what)}
+	}
+}
+
+// classes maps error classes to exit statuses and to what to do about them,
+// where the error itself does not say so.
 var classes = []struct {
 	class  error
 	status int
 	advice string
 }{
 	{broker.ErrNoServer, exitNoBus, "--url (STARLING_URL) says where"},
-	{broker.ErrNoJetStream, exitNoBus, "start the server with -js"},
+	{broker.ErrNoJetStream, exitNoBus, ""},
 	{broker.ErrOldServer, exitNoBus, ""},
 	{broker.ErrUnavailable, exitNoBus, "try again"},
 	{broker.ErrUnclear, exitNoBus, ""},
 	{broker.ErrAuth, exitDenied, "see --creds, --nkey, --user or --context"},
 	{broker.ErrDenied, exitDenied, "ask the operator for the right"},
-	{broker.ErrNotInitialized, exitNotFound, "run `starling init` once, with an operator's rights"},
-	{broker.ErrUnknownCapsule, exitNotFound, "see `starling capsule ls`, or push it with `starling capsule push`"},
-	{broker.ErrCapsuleMissing, exitNotFound, "push it again with `starling capsule push`"},
+	{broker.ErrNotInitialized, exitNotFound, "it needs an operator's rights"},
+	{broker.ErrUnknownCapsule, exitNotFound, ""},
+	{broker.ErrCapsuleMissing, exitNotFound, ""},
 	{broker.ErrNoRecord, exitNotFound, "see `starling ps`"},
-	{broker.ErrUnknownWorker, exitNotFound, "see `starling workers`"},
+	{broker.ErrUnknownWorker, exitNotFound, ""},
 	{broker.ErrResultMissing, exitNotFound, ""},
-	{broker.ErrQueueFull, exitRefused, "try again later, or add workers"},
-	{broker.ErrPoolUnserved, exitRefused, "start a worker with `starling worker --pool`, or queue it anyway with --allow-unserved"},
-	{broker.ErrPoolUndeclared, exitRefused, "declare it with `starling init --pools`"},
+	{broker.ErrQueueFull, exitRefused, ""},
+	{broker.ErrPoolUnserved, exitRefused, "--allow-unserved queues it all the same"},
+	{broker.ErrPoolUndeclared, exitRefused, ""},
 	{broker.ErrFinal, exitFailure, ""},
 	{broker.ErrConfig, exitUsage, ""},
 	{protocol.ErrSpawner, exitUsage, ""},
@@ -90,7 +105,7 @@ func exitStatus(err error) int {
 	case errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, context.Canceled):
-		return 130
+		return exitInterrupted
 	}
 	for _, c := range classes {
 		if errors.Is(err, c.class) {

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,12 +107,19 @@ func TestAPoolThatNobodyServesIsRefusedAtOnce(t *testing.T) {
 	if got := starling(t, "", append([]string{"init", "--pools", "gpu"}, url...)...); got.status != exitOK {
 		t.Fatalf("init = %d\n%s", got.status, got.err)
 	}
-	for _, c := range []struct{ pool, says string }{{"gpu", "--allow-unserved"}, {"nope", "starling init --pools"}} {
-		got := starling(t, "", append([]string{"dispatch", "hello@1.0.0", "--task", "x", "--pool", c.pool}, url...)...)
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--pool", "gpu"}, "--allow-unserved"},
+		{[]string{"--pool", "nope"}, "starling worker --pool nope"},
+		{[]string{"--pool", "nope", "--allow-unserved"}, "starling init --pools nope"},
+	} {
+		got := starling(t, "", slices.Concat([]string{"dispatch", "hello@1.0.0", "--task", "x"}, c.args, url)...)
 		if got.status != exitRefused {
-			t.Errorf("dispatch to %s = %d, want %d\n%s", c.pool, got.status, exitRefused, got.err)
+			t.Errorf("dispatch %v = %d, want %d\n%s", c.args, got.status, exitRefused, got.err)
 		}
-		contains(t, "stderr", got.err, c.pool)
+		contains(t, "stderr", got.err, c.says)
 	}
 	if got := starling(t, "", append([]string{"dispatch", "hello@1.0.0", "--task", "x", "--pool", "gpu", "--allow-unserved"}, url...)...); got.status != exitOK {
 		t.Errorf("dispatch --allow-unserved = %d, want 0\n%s", got.status, got.err)

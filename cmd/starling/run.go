@@ -93,7 +93,7 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	}
 	select {
 	case <-signals:
-		return &silentError{130}
+		return &silentError{exitInterrupted}
 	default:
 	}
 	job := newJob(entry, text, env, spawner)
@@ -169,7 +169,7 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 		case <-signals:
 			if interrupts++; interrupts > 1 {
 				fleet.staff.worker.Stop()
-				return errors.Join(<-following, &silentError{130})
+				return errors.Join(<-following, &silentError{exitInterrupted})
 			}
 			fmt.Fprintln(a.err, "starling: canceling; once more to stop at once")
 			canceling.Go(func() {

@@ -31,13 +31,3 @@ func (a *app) versionCommand() *cobra.Command {
 		},
 	}
 }
-
-// exactArgs refuses another number of arguments with a sentence.
-func exactArgs(n int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) == n {
-			return nil
-		}
-		return &usageError{fmt.Errorf("%s takes %s", cmd.CommandPath(), what)}
-	}
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -38,7 +39,7 @@ func (a *app) watchCommand() *cobra.Command {
 // findTask takes a task id as it is: an observer may have no right to read the
 // ledger.
 func findTask(ctx context.Context, bus *broker.Bus, what string) (protocol.TaskID, error) {
-	if len(what) > 4 && what[:4] == "tsk_" {
+	if strings.HasPrefix(what, "tsk_") {
 		return protocol.TaskID(what), protocol.ValidateName("task", what)
 	}
 	entry, err := findRecord(ctx, bus, what)
