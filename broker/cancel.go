@@ -246,23 +246,43 @@ func canceledRecord(rec protocol.Record, message string, now time.Time) protocol
 	return rec
 }
 
-// removeJob takes a queued job out of the stream.
+// removeJob takes a queued job out of the stream, by its sequence: a purge by
+// subject makes the server forget deliveries of other jobs, which then are never
+// redelivered.
+//
+// Source: measured on 2.15.2, and nats-server/server/consumer.go, purge.
 func (b *Bus) removeJob(ctx context.Context, rec protocol.Record) error {
-	body, err := json.Marshal(jetstream.StreamPurgeRequest{Subject: b.ns.JobSubject(rec.Pool, rec.Lane, rec.TaskID)})
-	if err != nil {
-		return fmt.Errorf("%w: %v", ErrRefused, err)
-	}
-	m, err := b.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + b.ns.JobsStream(), Data: body})
-	if err == nil {
-		var answer struct {
-			Error *jetstream.APIError `json:"error"`
-		}
-		if err = json.Unmarshal(m.Data, &answer); err == nil && answer.Error != nil {
-			err = apiFailure(answer.Error)
+	stream, subject := b.ns.JobsStream(), b.ns.JobSubject(rec.Pool, rec.Lane, rec.TaskID)
+	job, err := b.read(ctx, stream, subject)
+	if err == nil && job.seq > 0 {
+		if err = b.deleteMessage(ctx, stream, job.seq); err != nil {
+			// A worker may have taken and acked it meanwhile.
+			if left, readErr := b.read(ctx, stream, subject); readErr == nil && left.seq == 0 {
+				err = nil
+			}
 		}
 	}
 	if err != nil {
 		return fmt.Errorf("the delegation is canceled, but its job %s stays queued: %w", rec.TaskID, err)
+	}
+	return nil
+}
+
+// deleteMessage deletes one message of a stream.
+func (b *Bus) deleteMessage(ctx context.Context, stream string, seq uint64) error {
+	body := fmt.Appendf(nil, `{"seq":%d,"no_erase":true}`, seq)
+	m, err := b.ask(ctx, &nats.Msg{Subject: "$JS.API.STREAM.MSG.DELETE." + stream, Data: body})
+	if err != nil {
+		return err
+	}
+	var answer struct {
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &answer); err != nil {
+		return fmt.Errorf("%w: its answer is not JSON: %v", ErrRefused, err)
+	}
+	if answer.Error != nil {
+		return apiFailure(answer.Error)
 	}
 	return nil
 }
