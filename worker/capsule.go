@@ -87,14 +87,16 @@ func (c *capsules) find(ctx context.Context, ref protocol.CapsuleRef) (capsule, 
 
 // get downloads a capsule's module to its place, whatever is there.
 func (c *capsules) get(ctx context.Context, wanted capsule) error {
-	done := c.flight.DoChan(string(wanted.Digest), func() (any, error) {
-		c.downloads.Add(1)
-		defer c.downloads.Done()
-		return nil, c.download(wanted.CapsuleEntry, wanted.path)
+	done := make(chan error, 1) // the asker may be gone
+	c.downloads.Go(func() {
+		_, err, _ := c.flight.Do(string(wanted.Digest), func() (any, error) {
+			return nil, c.download(wanted.CapsuleEntry, wanted.path)
+		})
+		done <- err
 	})
 	select {
-	case result := <-done:
-		return refuseUnknown(result.Err)
+	case err := <-done:
+		return refuseUnknown(err)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -15,6 +15,8 @@
 //   - one per delivery (do), started by the taker's callback and waited for by
 //     work; the guest runs on it.
 //   - one per delivery that renews it (hold.renew), ended by hold.end.
+//   - one per capsule that is asked for while it is downloaded, ended and waited
+//     for by capsules.close, which Run calls last.
 //   - housekeep, started and ended by Run.
 //   - the heartbeat and the endpoints, owned by package broker and closed by Run.
 //

@@ -112,11 +112,7 @@ func (w *Worker) settleClaim(ctx, guests context.Context, g *delegation, claim b
 	case claim.Kind == broker.Spent:
 		// The record stays the lost worker's: its session and work directory are
 		// where an operator looks. It is the last the job hears.
-		entry, err := g.writeOutcome(ctx, lostWorker(claim.Prior).record(claim.Prior, w.cfg.WorkerID, "", nil, time.Now()), claim.Revision)
-		if err != nil {
-			return
-		}
-		g.complete(ctx, entry, attemptEnd{spent: true})
+		g.endUnrun(ctx, lostWorker(claim.Prior), claim.Prior, claim.Revision, attemptEnd{spent: true})
 	default: // claimed, or taken over from a lost worker
 		g.attempt(ctx, guests, claim)
 	}

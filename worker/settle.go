@@ -53,8 +53,8 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 		log.Error("attempt not started: the task is handed back", "error", err)
 		if g.pause(ctx, claim.Record) {
 			g.handBack(ctx, claim.Entry)
-		} else if entry, err := g.writeOutcome(ctx, canceledBeforeStart().record(claim.Record, g.w.cfg.WorkerID, "", nil, time.Now()), claim.Revision); err == nil {
-			g.complete(ctx, entry, attemptEnd{})
+		} else {
+			g.endUnrun(ctx, canceledBeforeStart(), claim.Record, claim.Revision, attemptEnd{})
 		}
 		return
 	}
@@ -64,7 +64,6 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 		c = canceledBeforeStart()
 	}
 	if err := g.hold.sure(ctx); errors.Is(err, errLostClaim) {
-		a.frames.Close()
 		return
 	}
 	if c.handBack || c.hostFault {
@@ -92,11 +91,19 @@ func (g *delegation) report(ctx context.Context, a *attempt, c conclusion) {
 	}
 	entry, err := g.writeOutcome(ctx, rec, a.claim.Revision)
 	if err != nil {
-		a.frames.Close()
 		return
 	}
 	a.trace.end(time.Now(), *rec.Ending, *rec.Outcome)
 	g.complete(ctx, entry, attemptEnd{root: a.dir.root, frames: a.frames})
+}
+
+// endUnrun ends a delegation of which nothing runs here: c over its record, which
+// stands at revision at.
+func (g *delegation) endUnrun(ctx context.Context, c conclusion, rec protocol.Record, at uint64, end attemptEnd) {
+	entry, err := g.writeOutcome(ctx, c.record(rec, g.w.cfg.WorkerID, "", nil, time.Now()), at)
+	if err == nil { // else writeOutcome gave the job up
+		g.complete(ctx, entry, end)
+	}
 }
 
 // conclusionRecord writes what must stand before the outcome does: the result
@@ -246,11 +253,12 @@ func (g *delegation) pause(ctx context.Context, rec protocol.Record) bool {
 	return !g.cancel.accepted()
 }
 
-// handBack returns the task to the queue: the record first, then the nak.
+// handBack returns the task to the queue: the record first, then the nak. The
+// record keeps the attempt's session: by it a worker tells its own hand-back
+// from that of another who has the task by now.
 func (g *delegation) handBack(ctx context.Context, entry broker.Entry) {
 	rec := entry.Record
-	rec.Status, rec.Returned, rec.SessionID, rec.Workdir = protocol.StatusSubmitted, rec.Returned+1, "", ""
-	rec.StartedAt = protocol.Time{}
+	rec.Status, rec.Returned = protocol.StatusSubmitted, rec.Returned+1
 	err := g.w.persist(ctx, func() error {
 		_, err := g.w.bus.WriteRecord(ctx, rec, entry.Revision)
 		return err
@@ -272,14 +280,12 @@ func (g *delegation) handBack(ctx context.Context, entry broker.Entry) {
 // step does one thing that tells others, once it is sure that the job is ours.
 func (g *delegation) step(ctx context.Context, do func() error) error {
 	return g.w.persist(ctx, func() error {
-		if err := g.sure(ctx); err != nil {
+		if err := g.hold.sure(ctx); err != nil {
 			return err
 		}
 		return do()
 	})
 }
-
-func (g *delegation) sure(ctx context.Context) error { return g.hold.sure(ctx) }
 
 // left gives a job up without settling it: it is redelivered, and whoever takes
 // it goes on from the record.
