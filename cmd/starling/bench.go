@@ -1,20 +1,16 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -183,12 +179,7 @@ func startFloorSide(ctx context.Context, all *closers, f *benchFlags, url, dir, 
 }
 
 func (a *app) startProductSide(ctx context.Context, all *closers, f *benchFlags, url, dir, door string) (side, error) {
-	log := a.logger()
-	if a.log.LogLevel == "info" {
-		quiet := *a
-		quiet.log.LogLevel = "warn"
-		log = quiet.logger()
-	}
+	log := a.quietLogger()
 	connect := func(frames bool) (*broker.Bus, error) {
 		bus, err := broker.Connect(ctx, broker.Config{URL: url, SeparateFrames: frames, Logger: log})
 		if err == nil {
@@ -207,27 +198,7 @@ func (a *app) startProductSide(ctx context.Context, all *closers, f *benchFlags,
 	if err != nil {
 		return side{}, err
 	}
-	settings := workerSettings{Slots: f.Slots, WorkRoot: filepath.Join(dir, "work"), CacheDir: filepath.Join(dir, "cache")}
-	cfg, err := settings.config(protocol.DefaultPool)
-	if err != nil {
-		return side{}, err
-	}
-	cfg.PullExpires = time.Second
-	told, err := completionSettings{}.config(log)
-	if err != nil {
-		return side{}, err
-	}
-	staff, err := newStaff(cfg, told, own, log)
-	if err != nil {
-		return side{}, err
-	}
-	all.add(staff.closers.close)
-	done, ready := make(chan error, 1), make(chan struct{})
-	go func() { done <- staff.worker.Run(ctx, func() { close(ready) }) }()
-	select {
-	case <-ready:
-		all.add(func() error { staff.worker.Drain(); return <-done })
-	case err := <-done:
+	if err := startBenchWorker(ctx, all, f, own, dir, log); err != nil {
 		return side{}, err
 	}
 	entry, err := bus.PushCapsule(ctx, protocol.DefaultManifest("noop", "1.0.0"), floor.Noop)
@@ -247,6 +218,34 @@ func (a *app) startProductSide(ctx context.Context, all *closers, f *benchFlags,
 		_, err := bus.Dispatch(ctx, job, broker.DispatchOptions{})
 		return bus.Namespace().TaskSubject(job.TaskID), err
 	}, observer}, nil
+}
+
+// startBenchWorker returns once the worker takes jobs.
+func startBenchWorker(ctx context.Context, all *closers, f *benchFlags, bus *broker.Bus, dir string, log *slog.Logger) error {
+	settings := workerSettings{Slots: f.Slots, WorkRoot: filepath.Join(dir, "work"), CacheDir: filepath.Join(dir, "cache")}
+	cfg, err := settings.config(protocol.DefaultPool)
+	if err != nil {
+		return err
+	}
+	cfg.PullExpires = time.Second // its drain is waited for
+	told, err := completionSettings{}.config(log)
+	if err != nil {
+		return err
+	}
+	staff, err := newStaff(cfg, told, bus, log)
+	if err != nil {
+		return err
+	}
+	all.add(staff.closers.close)
+	done, ready := make(chan error, 1), make(chan struct{})
+	go func() { done <- staff.worker.Run(ctx, func() { close(ready) }) }()
+	select {
+	case <-ready:
+		all.add(func() error { staff.worker.Drain(); return <-done })
+		return nil
+	case err := <-done:
+		return err
+	}
 }
 
 // measure runs a closed loop for the rate, then one job at a time for the
@@ -325,15 +324,6 @@ func once(ctx context.Context, s side) (time.Duration, error) {
 	}
 }
 
-// processCPU is the processor time of this process.
-func processCPU() time.Duration {
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		return 0
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-}
-
 // openBenchDoor takes everything.
 func openBenchDoor() (url string, closeDoor func() error, err error) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -342,75 +332,4 @@ func openBenchDoor() (url string, closeDoor func() error, err error) {
 		_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":null,"result":{}}`)
 	})
 	return serve("127.0.0.1:0", handler)
-}
-
-// benchServer is a server in a process of its own, so that its processor time
-// can be told from the worker's.
-type benchServer struct {
-	url     string
-	command *exec.Cmd
-	in      io.WriteCloser
-	out     *bufio.Reader
-}
-
-func startBenchServer(ctx context.Context, store string) (*benchServer, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	s := &benchServer{command: exec.CommandContext(ctx, self, "bench", "server", store)}
-	s.command.Stderr = os.Stderr
-	if s.in, err = s.command.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := s.command.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	s.out = bufio.NewReader(out)
-	if err := s.command.Start(); err != nil {
-		return nil, err
-	}
-	line, err := s.out.ReadString('\n')
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("the bench's server did not start: %w", err), s.close())
-	}
-	s.url = strings.TrimSpace(line)
-	return s, nil
-}
-
-// cpu asks the server for the processor time it has used.
-func (s *benchServer) cpu() (time.Duration, error) {
-	if _, err := fmt.Fprintln(s.in); err != nil {
-		return 0, err
-	}
-	line, err := s.out.ReadString('\n')
-	if err != nil {
-		return 0, err
-	}
-	ns, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64)
-	return time.Duration(ns), err
-}
-
-func (s *benchServer) close() error { return errors.Join(s.in.Close(), s.command.Wait()) }
-
-// benchServerCommand is the other end: it prints its URL, then its processor
-// time for each line it reads, and ends with its input.
-func (a *app) benchServerCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "server STORE", Hidden: true, Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			server, err := broker.StartServer(cmd.Context(), broker.ServerConfig{StoreDir: args[0], Port: -1})
-			if err != nil {
-				return err
-			}
-			defer server.Close()
-			fmt.Fprintln(a.out, server.ClientURL())
-			lines := bufio.NewScanner(a.in)
-			for lines.Scan() {
-				fmt.Fprintln(a.out, processCPU().Nanoseconds())
-			}
-			return lines.Err()
-		},
-	}
 }

@@ -27,12 +27,9 @@ func (a *app) capsulePush() *cobra.Command {
 FILE.wasm and DIR are as for starling run.`,
 		Args: exactArgs(1, "the capsule: FILE.wasm or DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			capsule, err := readSource(cmd.Context(), args[0], as)
+			capsule, err := a.capsuleAt(cmd.Context(), args[0], as)
 			if err != nil {
 				return err
-			}
-			for _, warning := range capsule.warnings {
-				fmt.Fprintf(a.err, "starling: warning: %s: %s\n", protocol.ManifestFile, warning)
 			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
 				entry, err := bus.PushCapsule(cmd.Context(), capsule.manifest, capsule.module)
@@ -44,8 +41,7 @@ FILE.wasm and DIR are as for starling run.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&as.name, "name", "", "name of a capsule without a manifest; empty: its file's")
-	cmd.Flags().StringVar(&as.version, "capsule-version", "", "version of a capsule without a manifest; empty: 0.0.0")
+	as.bind(cmd)
 	return bindAll(cmd, &buses)
 }
 

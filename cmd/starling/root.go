@@ -92,6 +92,16 @@ func (a *app) logger() *slog.Logger {
 	return slog.New(slog.NewJSONHandler(a.err, options))
 }
 
+// quietLogger is logger for a command that says itself what happens: unless the
+// operator asks for another level, only warnings and errors.
+func (a *app) quietLogger() *slog.Logger {
+	quiet := *a
+	if quiet.log.LogLevel == "info" {
+		quiet.log.LogLevel = "warn"
+	}
+	return quiet.logger()
+}
+
 // stopSignals are SIGINT and SIGTERM: the first asks to stop, the second again.
 func stopSignals() (<-chan os.Signal, func()) {
 	c := make(chan os.Signal, 2) // both are heard even when nobody listens yet

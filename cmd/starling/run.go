@@ -19,8 +19,8 @@ import (
 // runFlags are those of `starling run`.
 type runFlags struct {
 	taskFlags
-	name, version string
-	json          bool
+	bare bare
+	json bool
 
 	worker     workerSettings
 	completion completionSettings
@@ -48,9 +48,8 @@ door when the task ends.`,
 		Args: exactArgs(1, "the capsule: FILE.wasm or DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.run(cmd.Context(), f, args[0]) },
 	}
-	f.bind(cmd)
-	cmd.Flags().StringVar(&f.name, "name", "", "name of a capsule without a manifest; empty: its file's")
-	cmd.Flags().StringVar(&f.version, "capsule-version", "", "version of a capsule without a manifest; empty: 0.0.0")
+	f.taskFlags.bind(cmd)
+	f.bare.bind(cmd)
 	cmd.Flags().BoolVar(&f.json, "json", false, "one JSON object a frame")
 	return bindAll(cmd, &f.worker, &f.completion)
 }
@@ -64,12 +63,10 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	if err != nil {
 		return err
 	}
-	capsule, err := readSource(ctx, path, bare{f.name, f.version, slices.Sorted(maps.Keys(env))})
+	f.bare.env = slices.Sorted(maps.Keys(env))
+	capsule, err := a.capsuleAt(ctx, path, f.bare)
 	if err != nil {
 		return err
-	}
-	for _, warning := range capsule.warnings {
-		fmt.Fprintf(a.err, "starling: warning: %s: %s\n", protocol.ManifestFile, warning)
 	}
 	text, err := a.text(f.taskFlags)
 	if err != nil {
@@ -102,12 +99,8 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 
 // startRun starts a fleet of one slot that opens no port.
 func (a *app) startRun(ctx context.Context, f *runFlags, store string) (*fleet, error) {
-	log := a.logger()
-	if f.worker.Slots = 1; a.log.LogLevel == "info" {
-		quiet := *a
-		quiet.log.LogLevel = "warn" // the command itself says what happens
-		log = quiet.logger()
-	}
+	log := a.quietLogger()
+	f.worker.Slots = 1
 	cfg := fleetConfig{
 		server: broker.ServerConfig{StoreDir: store, InProcessOnly: true},
 		bus:    broker.Config{Name: "starling run", Logger: log},

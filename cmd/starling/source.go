@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"starling/protocol"
 )
 
@@ -27,6 +29,20 @@ type source struct {
 type bare struct {
 	name, version string
 	env           []string // names it may be given
+}
+
+func (b *bare) bind(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&b.name, "name", "", "name of a capsule without a manifest; empty: its file's")
+	cmd.Flags().StringVar(&b.version, "capsule-version", "", "version of a capsule without a manifest; empty: 0.0.0")
+}
+
+// capsuleAt is readSource that warns of what the manifest says in vain.
+func (a *app) capsuleAt(ctx context.Context, path string, as bare) (source, error) {
+	s, err := readSource(ctx, path, as)
+	for _, warning := range s.warnings {
+		fmt.Fprintf(a.err, "starling: warning: %s: %s\n", protocol.ManifestFile, warning)
+	}
+	return s, err
 }
 
 // readSource reads a capsule: a .wasm file with or without a murmur.yaml beside
