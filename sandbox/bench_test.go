@@ -2,6 +2,10 @@ package sandbox_test
 
 import (
 	"context"
+	"io"
+	"net"
+	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
@@ -101,4 +105,48 @@ func BenchmarkLines(b *testing.B) {
 	s.Output = protocol.OutputEvents
 	benchmarkSpec(b, e, s)
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/line")
+}
+
+// BenchmarkOthersBesideGuestsThatCall is a round trip over a socket while guests
+// call the host without a pause, twice as many as there are processors. A
+// worker's renewals live beside such guests.
+func BenchmarkOthersBesideGuestsThatCall(b *testing.B) {
+	e, module := newEngine(b), testenv.WAT(b, "hostspin")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	var others sync.WaitGroup
+	others.Go(func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(conn, conn)
+		_ = conn.Close()
+	})
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	canceled := make(chan struct{})
+	for range 2 * runtime.GOMAXPROCS(0) {
+		others.Go(func() {
+			s := spec(b, module)
+			s.Canceled = canceled
+			e.Run(b.Context(), s, func(protocol.Event) {})
+		})
+	}
+	buf := make([]byte, 1)
+	for b.Loop() {
+		if _, err := conn.Write(buf); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := io.ReadFull(conn, buf); err != nil {
+			b.Fatal(err)
+		}
+	}
+	close(canceled)
+	_, _ = conn.Close(), listener.Close()
+	others.Wait()
 }

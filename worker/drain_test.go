@@ -146,8 +146,8 @@ func TestDrainHandsBack(t *testing.T) {
 			c.end(t, m)
 			m.ended(t)
 			rec := f.record(t, job).Record
-			if rec.Status != protocol.StatusSubmitted || rec.Returned != 1 || rec.Attempt != 1 || rec.SessionID != "" || rec.Outcome != nil {
-				t.Errorf("record = %+v, want submitted, returned 1, attempt 1", rec)
+			if rec.Status != protocol.StatusSubmitted || rec.Returned != 1 || rec.Attempt != 1 || rec.SessionID != session || rec.Outcome != nil {
+				t.Errorf("record = %+v, want submitted, returned 1, attempt 1 and its session", rec)
 			}
 			if len(f.door.Posts()) != 0 {
 				t.Errorf("%d posts, want none", len(f.door.Posts()))

@@ -89,6 +89,41 @@ func TestAStallThatNobodyUsed(t *testing.T) {
 	e.check(t, f, job, canceled(wasCanceled))
 }
 
+// TestALapsedWorkerLooksAgain lets another claim the task after the worker was
+// back and found its claim untouched: renewals that are answered again prove
+// nothing, for they are answered to whoever sends them.
+func TestALapsedWorkerLooksAgain(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	proxy := testenv.Proxy(t, f.server.URL())
+	m := f.hireAt(t, proxy.URL(), func(c *worker.Config) { c.Slots = 1 })
+	job := f.dispatch(t, f.job(f.push(t, "lapsed", guest(t, say("ready"), forever())), "x"))
+	f.saying(t, job, "ready")
+	seen := f.acks(t)
+	proxy.Stall(testenv.Both)
+	m.log.wait(t, "renewals lapsed: from now on the record says whose the job is")
+	proxy.Resume()
+	renewals := len(seen()) + 2
+	testenv.EventuallyTrue(t, soon, "renewed again", func() bool { return len(seen()) >= renewals })
+	entry := f.record(t, job)
+	taken := entry.Record
+	if taken.WorkerID != m.ID() || taken.Attempt != 1 {
+		t.Fatalf("record = %+v, want the first worker's still", taken)
+	}
+	taken.WorkerID, taken.SessionID = protocol.NewWorkerID(), protocol.NewSessionID()
+	taken.Attempt++
+	taken.Delivery.Count++
+	if _, err := f.bus.WriteRecord(t.Context(), taken, entry.Revision); err != nil {
+		t.Fatal(err)
+	}
+	m.log.wait(t, "claim lost: the job is left to its new owner")
+	m.Drain()
+	m.ended(t)
+	if rec := f.record(t, job).Record; rec.WorkerID != taken.WorkerID || rec.Status != protocol.StatusWorking {
+		t.Errorf("record = %+v, want the other's", rec)
+	}
+}
+
 // TestACancelOverASilentWorker writes over the claim of a worker that does not
 // answer, which fences it.
 func TestACancelOverASilentWorker(t *testing.T) {

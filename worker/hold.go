@@ -33,7 +33,9 @@ type hold struct {
 	stopped chan struct{}
 
 	start   time.Time
-	renewed atomic.Int64                 // since start, of the last renewal; written by whoever renews
+	renewed atomic.Int64                 // since start, of the last renewal; written by renew
+	lapsed  atomic.Bool                  // an ack wait went by without one: never again false
+	checked atomic.Int64                 // since start, of the last look at the record; written by sure
 	claim   atomic.Pointer[broker.Entry] // what is held; nil before the claim
 }
 
@@ -67,9 +69,8 @@ func (h *hold) renew(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		// A stall shows as a tick that comes late: the record is read before the
-		// delivery is renewed, for a renewal of a lost job would hold back its
-		// new owner's redelivery.
+		// After a stall the record is read before the delivery is renewed: a
+		// renewal of a lost job would hold back its new owner's redelivery.
 		if h.sure(ctx) != nil {
 			continue
 		}
@@ -88,21 +89,31 @@ func (h *hold) renew(ctx context.Context) {
 	}
 }
 
-// sure reports that the job is this worker's: it was renewed within the ack
-// wait, or the record says so now. It is errLostClaim when another has it, and
-// the bus's error when nobody can tell.
+// sure reports that the job is this worker's. It is while it was renewed within
+// the ack wait. Once it lapsed the job may have been given to another, whose
+// claim can come after any look at the record: so from then on the record is
+// read again and again, at least before each renewal. It is errLostClaim when
+// another has the job, and the bus's error when nobody can tell.
 func (h *hold) sure(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	if time.Since(h.start)-time.Duration(h.renewed.Load()) <= h.ackWait {
-		return nil
+	now := time.Since(h.start)
+	if !h.lapsed.Load() {
+		if now-time.Duration(h.renewed.Load()) <= h.ackWait {
+			return nil
+		}
+		if !h.lapsed.Swap(true) {
+			h.log.WarnContext(ctx, "renewals lapsed: from now on the record says whose the job is")
+		}
 	}
 	claim := h.claim.Load()
 	if claim == nil {
 		return nil // nothing claimed: the claim itself will tell
 	}
-	asked := time.Since(h.start)
+	if looked := time.Duration(h.checked.Load()); looked > 0 && now-looked < h.ackWait/4 {
+		return nil
+	}
 	mine, err := h.bus.StillMine(ctx, *claim)
 	if err != nil {
 		return err
@@ -113,7 +124,7 @@ func (h *hold) sure(ctx context.Context) error {
 		h.log.WarnContext(ctx, "claim lost: the job is left to its new owner", "revision", claim.Revision)
 		return errLostClaim
 	}
-	h.renewed.Store(int64(asked))
+	h.checked.Store(int64(now))
 	return nil
 }
 
