@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
 
 	"starling/sandbox/internal/wasmtimex"
@@ -59,7 +59,7 @@ func topmost(paths []string) []string {
 	for i, p := range paths {
 		clean[i] = filepath.Clean(filepath.FromSlash(p))
 	}
-	sort.Strings(clean)
+	slices.Sort(clean)
 	var top []string
 	for _, p := range clean {
 		inside := false

@@ -10,7 +10,7 @@ import (
 
 // The bounds of what is kept of stderr for a report.
 const (
-	tailLines     = 20
+	tailLines     = protocol.MaxStderrTailLines
 	tailLineBytes = 1024
 )
 
