@@ -2,7 +2,10 @@ package main
 
 import (
 	"flag"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -88,5 +91,33 @@ func TestParentsPageShowsTheParent(t *testing.T) {
 	code = "func parent(" + strings.TrimRight(code, "\n")
 	if !strings.Contains(readDoc(t, "docs/parents.md"), "```go parent\n"+code+"\n```") {
 		t.Error("docs/parents.md does not show parent_test.go's parent")
+	}
+}
+
+// TestTheTestsThatThePagesNameExist: a promise names the test that shows it.
+func TestTheTestsThatThePagesNameExist(t *testing.T) {
+	t.Parallel()
+	var tests strings.Builder
+	err := filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		tests.Write(source)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []string{"docs/guarantees.md", "CONTRIBUTING.md"} {
+		names := regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]*)`").FindAllStringSubmatch(readDoc(t, page), -1)
+		if len(names) == 0 {
+			t.Errorf("%s names no test", page)
+		}
+		for _, name := range names {
+			if !strings.Contains(tests.String(), "\nfunc "+name[1]+"(") {
+				t.Errorf("%s names %s, and there is no such test", page, name[1])
+			}
+		}
 	}
 }

@@ -30,11 +30,7 @@ func TestRunInterruptedAtItsStart(t *testing.T) {
 		paths, _ := filepath.Glob(filepath.Join(temp, "starling-run-*"))
 		return paths
 	}
-	for deadline := time.Now().Add(30 * time.Second); len(left()) == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the run does not start")
-		}
-	}
+	testenv.EventuallyTrue(t, 30*time.Second, "the run has started", func() bool { return len(left()) > 0 })
 	if err := run.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
