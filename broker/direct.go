@@ -71,6 +71,21 @@ func (b *Bus) last(ctx context.Context, nc *nats.Conn, stream, subject string) (
 	}
 }
 
+// patiently repeats a read while it finds nothing, for at most within: a direct
+// get may be answered by a replica that is behind.
+func patiently[T any](ctx context.Context, within time.Duration, read func() (T, error)) (T, error) {
+	started := time.Now()
+	for {
+		value, err := read()
+		if !errors.Is(err, errNotStored) || time.Since(started) >= within {
+			return value, err
+		}
+		if err := pause(ctx, staleEvery); err != nil {
+			return value, err
+		}
+	}
+}
+
 func readStored(m *nats.Msg) (stored, error) {
 	s := stored{subject: m.Header.Get(jetstream.SubjectHeader), header: m.Header, data: m.Data}
 	var err error

@@ -139,13 +139,21 @@ func retry(ctx context.Context, err error) error {
 	if errors.Is(err, errNoResponders) || errors.Is(err, ErrUnavailable) {
 		d = leaderless
 	}
+	if pause(ctx, d) != nil {
+		return overdue(ctx, err)
+	}
+	return nil
+}
+
+// pause waits for d or until ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	case <-timer.C:
 		return nil
-	case <-ctx.Done():
-		return overdue(ctx, err)
 	}
 }
 

@@ -194,15 +194,3 @@ func (b *Bus) deleteObject(ctx context.Context, o object) error {
 	}
 	return b.classified(ctx, err)
 }
-
-// pause waits for d or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
-}

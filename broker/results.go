@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"starling/protocol"
 )
@@ -55,19 +54,4 @@ func (b *Bus) FetchResult(ctx context.Context, result protocol.ResultObject, w i
 		return fmt.Errorf("%w: %s: results are kept for 7 days", ErrResultMissing, result.Name)
 	}
 	return err
-}
-
-// patiently repeats a read while it finds nothing, for at most within: a direct
-// get may be answered by a replica that is behind.
-func patiently[T any](ctx context.Context, within time.Duration, read func() (T, error)) (T, error) {
-	started := time.Now()
-	for {
-		value, err := read()
-		if !errors.Is(err, errNotStored) || time.Since(started) >= within {
-			return value, err
-		}
-		if err := pause(ctx, staleEvery); err != nil {
-			return value, err
-		}
-	}
 }

@@ -39,7 +39,7 @@ type wantedStream struct {
 	exists bool
 }
 
-// streams is section 2. Buckets are streams by the conventions of NATS (ADR-8,
+// streams is section 2, as one table. Buckets are streams by the conventions of NATS (ADR-8,
 // ADR-20), made directly because the client's calls cannot set MaxConsumers.
 func (b *Bus) streams(cfg InitConfig) []wantedStream {
 	unlimited := func(n int64) int64 { return cmp.Or(n, -1) }
