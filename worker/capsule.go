@@ -152,5 +152,8 @@ func (c *capsules) fetch(ctx context.Context, entry protocol.CapsuleEntry, path 
 	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("fetch capsule %s@%s: %w", entry.Manifest.Name, entry.Manifest.Version, err)
 	}
-	return os.Rename(f.Name(), path)
+	if err = os.Rename(f.Name(), path); err != nil {
+		return fmt.Errorf("capsule cache: %w", err)
+	}
+	return nil
 }

@@ -2,9 +2,10 @@
 // NATS JetStream. The command line is thin: it reads settings, wires the parts,
 // and turns what they say into text, JSON and an exit status.
 //
-// Each file is a command; settings.go reads the environment and the flags,
-// exit.go maps errors to exit statuses and says what to do about them, show.go
-// prints what observers see.
+// A file is a command or what several share: root.go the program, settings.go the
+// environment and the flags, source.go and task.go what is run, client.go and
+// embedded.go the bus that is there and the fleet in this process, show.go what
+// observers see, exit.go the exit statuses and what to do about errors.
 package main
 
 import (

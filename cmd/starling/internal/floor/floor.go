@@ -200,7 +200,7 @@ func (f *Floor) take(ctx context.Context, consumer jetstream.Consumer) {
 	}
 }
 
-// job is the life of one.
+// job is the life of one, in one function so that its steps can be counted.
 func (f *Floor) job(ctx context.Context, m jetstream.Msg) error {
 	var job struct {
 		TaskID       string `json:"task_id"`
