@@ -37,7 +37,8 @@ type Dispatched struct {
 	Record   protocol.Record
 	Revision uint64 // of the record
 	// Existing says that the delegation had been dispatched before: Record is
-	// then the first dispatch's, which may have ended by now.
+	// then the first dispatch's, which may have ended by now. Two dispatches of
+	// one job within a millisecond may both say false.
 	Existing bool
 }
 

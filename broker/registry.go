@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -52,7 +53,11 @@ func (b *Bus) announce(ctx context.Context, every time.Duration, info func() pro
 	if err := protocol.ValidateName("worker_id", string(h.worker)); err != nil {
 		return nil, err
 	}
-	if err := h.Beat(ctx); err != nil {
+	// A server without peers forgets the bucket, which is in memory, when it
+	// restarts. That hides workers until the next Init and stops none.
+	if err := h.Beat(ctx); errors.Is(err, ErrNotInitialized) {
+		b.log.Warn("heartbeat not stored: the worker works unseen", "worker_id", string(h.worker), "error", err)
+	} else if err != nil {
 		return nil, err
 	}
 	// The life of the heartbeat is Close's, not the caller's first request's.
@@ -114,7 +119,9 @@ func (h *Heartbeat) Close(ctx context.Context) error {
 		<-h.done
 		marker := nats.NewMsg("")
 		marker.Header.Set(headerKVOperation, "DEL")
-		h.err = h.put(ctx, marker)
+		if h.err = h.put(ctx, marker); errors.Is(h.err, ErrNotInitialized) {
+			h.err = nil // the bucket is gone, and the entry with it
+		}
 	})
 	return h.err
 }
