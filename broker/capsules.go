@@ -9,7 +9,6 @@ import (
 	"io"
 	"iter"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -197,25 +196,7 @@ func unknownCapsule(err error, name, version string) error {
 // entry that cannot be read is an error of its own and the list goes on. It
 // holds one page at a time.
 func (b *Bus) Capsules(ctx context.Context) iter.Seq2[protocol.CapsuleEntry, error] {
-	bucket := b.ns.CapsuleIndexBucket()
-	return func(yield func(protocol.CapsuleEntry, error) bool) {
-		for m, err := range b.scan(ctx, b.nc, kvStream(bucket), kvSubject(bucket, ">"), 1) {
-			if err != nil {
-				yield(protocol.CapsuleEntry{}, err)
-				return
-			}
-			if m.deleted() {
-				continue
-			}
-			entry, err := protocol.ParseCapsuleEntry(m.data)
-			if err != nil {
-				err = fmt.Errorf("%s: %w", strings.TrimPrefix(m.subject, kvSubject(bucket, "")), err)
-			}
-			if !yield(entry, err) {
-				return
-			}
-		}
-	}
+	return list(ctx, b, b.ns.CapsuleIndexBucket(), protocol.ParseCapsuleEntry)
 }
 
 // RemoveCapsule takes a version out of the index, and its module out of the

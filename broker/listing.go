@@ -15,21 +15,28 @@ import (
 // cannot be read is an error of its own ([protocol.ErrRecord]) and the list goes
 // on. Records are as a replica has them, which may be 100 ms old.
 func (b *Bus) Delegations(ctx context.Context) iter.Seq2[protocol.Record, error] {
-	bucket := b.ns.LedgerBucket()
-	return func(yield func(protocol.Record, error) bool) {
+	return list(ctx, b, b.ns.LedgerBucket(), protocol.ParseRecord)
+}
+
+// list gives what stands in a bucket, in the order it was written in. After an
+// error of the bus it ends; a value that cannot be read is an error of its own
+// and the list goes on.
+func list[T any](ctx context.Context, b *Bus, bucket string, parse func([]byte) (T, error)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
 		for m, err := range b.scan(ctx, b.nc, kvStream(bucket), kvSubject(bucket, ">"), 1) {
 			if err != nil {
-				yield(protocol.Record{}, fmt.Errorf("listing the ledger: %w", err))
+				var none T
+				yield(none, fmt.Errorf("listing %s: %w", bucket, err))
 				return
 			}
 			if m.deleted() {
 				continue
 			}
-			record, err := protocol.ParseRecord(m.data)
+			value, err := parse(m.data)
 			if err != nil {
 				err = fmt.Errorf("%s: %w", strings.TrimPrefix(m.subject, kvSubject(bucket, "")), err)
 			}
-			if !yield(record, err) {
+			if !yield(value, err) {
 				return
 			}
 		}
