@@ -8,6 +8,16 @@ import (
 
 const preview1 = "wasi_snapshot_preview1"
 
+// Check tells, without compiling it, whether a module can run at all: that it is
+// a WASI preview 1 command and imports nothing that does not exist. The error is
+// [ErrRefused] and calls the module by the name given. It does not block.
+//
+// Source: docs/protocol.md, section 5, Module.
+func Check(name string, module []byte) error {
+	_, err := check(name, module)
+	return err
+}
+
 // check refuses what cannot run, each with its reason, before seconds are spent
 // on compiling it.
 func check(path string, binary []byte) (*wasm.Module, error) {

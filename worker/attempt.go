@@ -113,6 +113,10 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 		Limits: a.manifest.Capabilities.Limits, Output: a.manifest.Output,
 		Stdin: []byte(protocol.MessageText(a.job.Message)), Stderr: stderr, Canceled: a.cancel.asked,
 	}, func(e protocol.Event) { a.event(ctx, stop, e) })
+	if end.SignalsDropped > 0 {
+		a.trace.note(time.Now(), fmt.Sprintf("%d signals were dropped: over 1 MiB, out of bounds, not UTF-8 or no event", end.SignalsDropped))
+		a.log.Warn("signals of the capsule dropped", "signals_dropped", end.SignalsDropped)
+	}
 	a.log.Debug("guest gone", "ending", end.Kind.String(), "duration_ms", end.Duration.Milliseconds(),
 		"stdout_dropped", end.StdoutDropped, "stderr_dropped", end.StderrDropped, "signals_dropped", end.SignalsDropped)
 	return a.conclude(ctx, context.Cause(running), end)

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -62,7 +63,7 @@ func (w *Worker) environment(job protocol.Job, manifest protocol.Manifest, sessi
 		switch {
 		case !slices.Contains(allowed, name):
 			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which the capsule's manifest does not allow (capabilities.env.allow is %s)",
-				name, strings.Join(allowed, ", "))}
+				name, cmp.Or(strings.Join(allowed, ", "), "empty"))}
 		case credentialShaped(name) && !slices.Contains(w.cfg.Ceiling.CredentialEnv, name):
 			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which looks like a credential; the operator's ceiling does not list it", name)}
 		}

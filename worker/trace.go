@@ -71,6 +71,9 @@ func (t *trace) start(now time.Time, rec protocol.Record) {
 	})
 }
 
+// note writes a note of the runtime's own.
+func (t *trace) note(now time.Time, text string) { t.write(now, "note", traceLine{"text": text}) }
+
 // event keeps what the trace tells of a driver event.
 func (t *trace) event(now time.Time, e protocol.Event) {
 	switch {

@@ -9,6 +9,7 @@ import (
 
 	"starling/broker"
 	"starling/protocol"
+	"starling/sandbox"
 )
 
 func (a *app) capsuleCommand() *cobra.Command {
@@ -30,6 +31,9 @@ FILE.wasm and DIR are as for starling run.`,
 			capsule, err := a.capsuleAt(cmd.Context(), args[0], as)
 			if err != nil {
 				return err
+			}
+			if err := sandbox.Check(args[0], capsule.module); err != nil {
+				return &usageError{err}
 			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
 				entry, err := bus.PushCapsule(cmd.Context(), capsule.manifest, capsule.module)

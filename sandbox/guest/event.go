@@ -71,8 +71,19 @@ func (u Usage) Emit() {
 // Note is for the trace; nobody is shown it.
 func Note(text string) { begin("note").str("text", text).emit() }
 
-// TurnEnd ends the task well. What is emitted after it is ignored.
-func TurnEnd(result string) { begin("turn-end").str("result", result).emit() }
+// maxResultEvent is the longest result that surely fits one event, which has at
+// most 1 MiB: JSON may write a character in six.
+const maxResultEvent = 1<<20/6 - 64
+
+// TurnEnd ends the task well. What is emitted after it is ignored. A result that
+// may not fit one event is written to out/result.txt instead, where there is a
+// file system: the task then ends with it when the capsule exits with status 0.
+func TurnEnd(result string) {
+	if len(result) > maxResultEvent && WriteResult(result) == nil {
+		return
+	}
+	begin("turn-end").str("result", result).emit()
+}
 
 // FailureKind classifies a failure.
 type FailureKind string
