@@ -134,6 +134,13 @@ func (b *Bridge) Deliver(ctx context.Context, handle protocol.Spawner, o protoco
 // Source: W3C Trace Context, traceparent header.
 var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?$`)
 
+// CheckURL says whether a door could have this URL at all: http or https, with a
+// host. The error does not repeat it.
+func CheckURL(address string) error {
+	_, err := parseDoor(address)
+	return err
+}
+
 // parseDoor reads a door's address. The error does not repeat it.
 func parseDoor(address string) (*url.URL, error) {
 	u, err := url.Parse(address)

@@ -41,7 +41,7 @@ worker does and how long one takes from dispatch to its terminal frame; beside
 it, in the same run, a floor: the same bus operations, the same files and a bare
 instantiation by hand, without the product. Machines are noisy: the ratio is
 what counts. The rounds alternate and the medians are printed.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.bench(cmd.Context(), f) },
 	}
 	cmd.Flags().IntVar(&f.Jobs, "jobs", 2000, "jobs per side and round")

@@ -13,7 +13,10 @@ import (
 )
 
 func (a *app) capsuleCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "capsule", Short: "Push, list, inspect and remove capsules"}
+	cmd := &cobra.Command{
+		Use: "capsule", Short: "Push, list, inspect and remove capsules",
+		Args: unknownCommand, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	cmd.AddCommand(a.capsulePush(), a.capsuleList(), a.capsuleInspect(), a.capsuleRemove())
 	return cmd
 }
@@ -53,7 +56,7 @@ func (a *app) capsuleList() *cobra.Command {
 	var buses busSettings
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "ls", Short: "List the capsules of the store", Args: cobra.NoArgs,
+		Use: "ls", Short: "List the capsules of the store", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error { return a.listCapsules(cmd.Context(), bus, asJSON) })
 		},

@@ -27,7 +27,7 @@ func (a *app) devCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run a server, a worker and a door on this host, for trying things",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := untilSignal(cmd.Context())
 			defer cancel()

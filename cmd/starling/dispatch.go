@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"starling/broker"
+	"starling/completion"
 	"starling/protocol"
 )
 
@@ -88,8 +90,17 @@ func (a *app) job(f *dispatchFlags, capsule string) (protocol.Job, error) {
 		job.Spawner.SessionID = protocol.SessionID(f.session)
 	}
 	job.Spawner.ContextID, job.Spawner.DelegationID = job.ContextID(), job.DelegationID
-	if f.door != "" {
+	switch {
+	case f.door != "":
+		if err := completion.CheckURL(f.door); err != nil {
+			return protocol.Job{}, &usageError{fmt.Errorf("--door: %w", err)}
+		}
 		job.Spawner.URL, job.Spawner.Trust = f.door, protocol.Trust(f.trust)
+	case f.trust != string(protocol.Trusted):
+		return protocol.Job{}, &usageError{errors.New("--trust is the class of the parent behind --door, and there is none")}
+	}
+	if f.deadline < 0 {
+		return protocol.Job{}, &usageError{fmt.Errorf("--deadline is %s: it is from now on, or 0 for none", f.deadline)}
 	}
 	if f.deadline > 0 {
 		job.Deadline = protocol.NewTime(time.Now().Add(f.deadline))
@@ -108,20 +119,23 @@ func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, j
 	job.TaskID = done.Record.TaskID // an earlier dispatch's, where there was one
 	switch {
 	case f.follow:
-		fmt.Fprintln(a.err, "delegated "+done.Record.Key())
+		ctx, stop := a.leaving(ctx, done.Record)
+		defer stop()
 		watch, err := bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
 		if err != nil {
 			return err
 		}
 		defer watch.Close()
-		if _, err := follow(ctx, watch, newShower(a.out, a.err, f.json)); err != nil {
-			return err
+		if _, err := follow(ctx, bus, watch, newShower(a.out, a.err, f.json), a.out); err != nil {
+			return interrupted(ctx, err)
 		}
 		return a.conclude(ctx, bus, job, f.json)
 	case f.wait:
+		ctx, stop := a.leaving(ctx, done.Record)
+		defer stop()
 		rec, err := settledRecord(ctx, bus, job)
 		if err != nil {
-			return err
+			return interrupted(ctx, err)
 		}
 		return errors.Join(a.printRecord(rec, f.json), outcomeError(rec.Status))
 	case f.json:
@@ -129,6 +143,33 @@ func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, j
 	}
 	fmt.Fprintln(a.out, done.Record.Key())
 	return nil
+}
+
+// leaving says which delegation is followed, and at an interrupt that it goes on
+// without the one who followed it.
+func (a *app) leaving(ctx context.Context, rec protocol.Record) (context.Context, func()) {
+	fmt.Fprintln(a.err, "delegated "+rec.Key())
+	ctx, cancel := context.WithCancel(ctx)
+	signals, restore := stopSignals()
+	done := make(chan struct{})
+	var listening sync.WaitGroup
+	listening.Go(func() {
+		select {
+		case <-signals:
+			fmt.Fprintf(a.err, "starling: the delegation goes on: starling watch %s, or starling cancel %[1]s\n", rec.Key())
+			cancel()
+		case <-done:
+		}
+	})
+	return ctx, func() { close(done); listening.Wait(); restore(); cancel() }
+}
+
+// interrupted is the quiet end of a command that its user left, or err.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return &silentError{exitInterrupted}
+	}
+	return err
 }
 
 // printRecord prints a record, as JSON or as its last line.

@@ -19,7 +19,7 @@ func (a *app) doorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "door",
 		Short: "Open a parent's door and print what it is told, one JSON object a line",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := untilSignal(cmd.Context())
 			defer cancel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -59,6 +60,28 @@ func exactArgs(n int, what string) cobra.PositionalArgs {
 		}
 		return &usageError{fmt.Errorf("%s takes %s", cmd.CommandPath(), what)}
 	}
+}
+
+// noArgs refuses arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return &usageError{fmt.Errorf("%s takes no arguments, and there is %q", cmd.CommandPath(), args[0])}
+}
+
+// unknownCommand refuses what is no command of a group, and names those that
+// are nearly called so.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	hint := "see " + cmd.CommandPath() + " --help"
+	cmd.SuggestionsMinimumDistance = 2
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		hint = "did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return &usageError{fmt.Errorf("%s has no command %q; %s", cmd.CommandPath(), args[0], hint)}
 }
 
 // classes maps error classes to exit statuses and to what to do about them,

@@ -39,7 +39,7 @@ func (a *app) initCommand() *cobra.Command {
 		Long: `Create every stream, consumer and bucket of the namespace, with an operator's
 rights. It can be repeated: what exists stays, new pools are added.`,
 		Example: "  starling init --replicas 3 --pools default,gpu",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
 				if err := bus.Init(cmd.Context(), settings.config()); err != nil {

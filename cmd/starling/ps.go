@@ -18,7 +18,7 @@ func (a *app) psCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ps",
 		Short: "List delegations: those that wait or run, or all",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error { return a.ps(cmd.Context(), bus, all, asJSON) })
 		},
@@ -86,7 +86,7 @@ func (a *app) workersCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "workers",
 		Short: "List live workers",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error { return a.workers(cmd.Context(), bus, asJSON) })
 		},

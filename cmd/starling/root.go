@@ -65,6 +65,8 @@ Exit statuses: 0 success, 1 failure, 2 wrong usage or configuration,
 3 the task failed, 4 it crashed or was refused, 5 it was canceled or ran into its
 deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 8 the bus cannot be reached, 9 the bus denied it.`,
+		Args:         func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args) },
+		RunE:         func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceUsage: true, SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.log.validate() },
 	}

@@ -148,7 +148,10 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 		return err
 	}
 	following := make(chan error, 1)
-	go func() { _, err := follow(ctx, watch, newShower(a.out, a.err, asJSON)); following <- err }()
+	go func() {
+		_, err := follow(ctx, fleet.bus, watch, newShower(a.out, a.err, asJSON), a.out)
+		following <- err
+	}()
 	var canceling sync.WaitGroup
 	defer canceling.Wait()
 	interrupts := 0

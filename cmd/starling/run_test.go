@@ -90,6 +90,29 @@ func TestRunExitsWithTheOutcome(t *testing.T) {
 	}
 }
 
+// TestRunPrintsAResponseThatItsFrameCuts prints the whole, once, whether it was
+// streamed before or not.
+func TestRunPrintsAResponseThatItsFrameCuts(t *testing.T) {
+	t.Parallel()
+	big := capsuleDir(t, testenv.GoCapsule(t, "agent"), "name: agent\nversion: 1.0.0\noutput: events\n")
+	text := capsuleDir(t, testenv.GoCapsule(t, "agent"), "name: agent\nversion: 1.0.0\noutput: text\n")
+	for _, c := range []struct{ name, dir, task, want string }{
+		{"streamed", text, "lines 60000", "\n59999\n"},
+		{"not streamed", big, "repeat 350000", strings.Repeat("x", 350_000) + "\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			got := starling(t, "", runArgs(t, "run", c.dir, "--task", c.task)...)
+			if got.status != exitOK {
+				t.Fatalf("status = %d\n%s", got.status, got.err)
+			}
+			if !strings.HasSuffix(got.out, c.want) || len(got.out) < 300_000 || len(got.out) > 360_000 {
+				t.Errorf("stdout has %d bytes and ends in %q, want the whole once", len(got.out), got.out[max(0, len(got.out)-20):])
+			}
+		})
+	}
+}
+
 func TestRunTellsAMurmurParentAtItsDoor(t *testing.T) {
 	door := testenv.Door(t)
 	t.Setenv(protocol.SpawnerEnv, `{"session_id":"ses_parent","context_id":"ctx_parent","delegation_id":"dlg_0a","url":"`+
@@ -150,12 +173,20 @@ func TestUsageErrorsNameTheThingAndTheFix(t *testing.T) {
 		{"a bad log level", []string{"version", "--log-level", "loud"}, "STARLING_LOG_LEVEL (--log-level) is \"loud\""},
 		{"a capsule without a version", []string{"dispatch", "hello", "--task", "x", "--url", "nats://127.0.0.1:1"}, "it is NAME@VERSION"},
 		{"a bad slot count", []string{"worker", "--slots", "-1"}, "slots is -1"},
+		{"no slots", []string{"worker", "--slots", "0"}, "slots) is 0"},
+		{"an unknown command", []string{"pss"}, `has no command "pss"; did you mean ps?`},
+		{"an unknown subcommand", []string{"capsule", "bogus"}, `starling capsule has no command "bogus"`},
+		{"an argument too many", []string{"worker", "extra"}, `takes no arguments, and there is "extra"`},
+		{"a door that is no URL", []string{"dispatch", "a@1", "--task", "x", "--door", "foo"}, "--door: the door's address is no http or https URL"},
+		{"a deadline in the past", []string{"dispatch", "a@1", "--task", "x", "--deadline", "-1s"}, "--deadline is -1s"},
+		{"a trust class of nobody", []string{"dispatch", "a@1", "--task", "x", "--trust", "untrusted"}, "--trust is the class of the parent behind --door"},
+		{"a push of no capsule", []string{"capsule", "push", "../../testenv/testdata/capsules/nostart.wasm", "--url", "nats://127.0.0.1:1"}, "does not export a function _start"},
 		{"a bad door list", []string{"worker", "--door-allow", "x"}, "STARLING_DOOR_ALLOW (--door-allow)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			got := starling(t, "", c.args...)
-			if got.status != exitUsage && got.status != exitNoBus {
+			if got.status != exitUsage {
 				t.Errorf("status = %d, want %d\n%s", got.status, exitUsage, got.err)
 			}
 			contains(t, "stderr", got.err, c.says)

@@ -132,7 +132,11 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 			DeadlineSeconds: s.CeilingDeadlineSeconds, WorkdirBytes: s.CeilingWorkdirBytes,
 		},
 	}
-	if err := cfg.Validate(); err != nil {
+	err := cfg.Validate()
+	if s.Slots < 1 {
+		err = errors.Join(err, fmt.Errorf("STARLING_SLOTS (--slots) is %d: it is at least 1", s.Slots))
+	}
+	if err != nil {
 		return cfg, &usageError{err}
 	}
 	return cfg, nil

@@ -18,6 +18,9 @@ import (
 type shower interface {
 	frame(f *protocol.ReceivedFrame)
 	hole(h *broker.Hole)
+	// cut is where the whole response is when its frame had only the beginning,
+	// and nothing else showed it.
+	cut() *protocol.ResultObject
 }
 
 // newShower prints to out: JSON lines for machines, streaming text and tool
@@ -33,12 +36,16 @@ func newShower(out, errs io.Writer, asJSON bool) shower {
 	}
 }
 
-// follow prints a task's frames until its terminal one, which it returns.
-func follow(ctx context.Context, w *broker.Watch, s shower) (*protocol.ReceivedFrame, error) {
+// follow prints a task's frames until its terminal one, which it returns, and a
+// response that was too large for its frame from the object store.
+func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out io.Writer) (*protocol.ReceivedFrame, error) {
 	var last *protocol.ReceivedFrame
 	for {
 		event, err := w.Next(ctx)
 		if errors.Is(err, io.EOF) {
+			if object := s.cut(); object != nil {
+				return last, errors.Join(bus.FetchResult(ctx, *object, out), line(out))
+			}
 			return last, nil
 		}
 		if err != nil {
@@ -51,6 +58,12 @@ func follow(ctx context.Context, w *broker.Watch, s shower) (*protocol.ReceivedF
 		last = event.Frame
 		s.frame(event.Frame)
 	}
+}
+
+// line ends a line.
+func line(out io.Writer) error {
+	_, err := fmt.Fprintln(out)
+	return err
 }
 
 // jsonShower writes a line per frame: its place, its kind and the A2A object.
@@ -68,13 +81,18 @@ func (s *jsonShower) frame(f *protocol.ReceivedFrame) {
 	_ = s.out.Encode(jsonFrame{f.TaskID, f.Attempt, f.Seq, f.Kind, f.A2A}) // a closed pipe ends the command elsewhere
 }
 
+func (s *jsonShower) cut() *protocol.ResultObject { return nil }
+
 func (s *jsonShower) hole(h *broker.Hole) {
 	_ = s.out.Encode(map[string]any{"hole": map[string]int{"attempt": h.Attempt, "from": h.From, "to": h.To}})
 }
 
 // streamed keeps the text of the last segment, to tell whether a response was
-// shown already.
-type streamed struct{ text strings.Builder }
+// shown already, and where it is when it was not.
+type streamed struct {
+	text    strings.Builder
+	missing *protocol.ResultObject
+}
 
 func (s *streamed) add(f *protocol.ReceivedFrame) {
 	if !f.Append {
@@ -83,16 +101,26 @@ func (s *streamed) add(f *protocol.ReceivedFrame) {
 	s.text.WriteString(f.Text)
 }
 
-func (s *streamed) shows(response string) bool {
-	return strings.TrimSpace(s.text.String()) == strings.TrimSpace(response)
+// shows reports whether a response needs no printing.
+func (s *streamed) shows(f *protocol.ReceivedFrame) bool {
+	text, response := strings.TrimSpace(s.text.String()), strings.TrimSpace(f.Text)
+	if !f.Truncated || f.Object == nil {
+		return text == response
+	}
+	if !strings.HasPrefix(text, response) {
+		s.missing = f.Object
+	}
+	return true
 }
+
+func (s *streamed) cut() *protocol.ResultObject { return s.missing }
 
 // plainShower writes the capsule's text to out, line by line, and what happens
 // beside it to errs: so a pipe gets the text alone.
 type plainShower struct {
 	out, errs io.Writer
 	line      strings.Builder // text that has not ended its line
-	streamed  streamed
+	streamed
 }
 
 func (s *plainShower) say(format string, args ...any) {
@@ -110,11 +138,11 @@ func (s *plainShower) endLine() {
 func (s *plainShower) frame(f *protocol.ReceivedFrame) {
 	switch f.Kind {
 	case protocol.FrameText:
-		s.streamed.add(f)
-		s.text(f.Text, f.Append, f.Final)
+		s.add(f)
+		s.print(f.Text, f.Append, f.Final)
 	case protocol.FrameResponse:
-		if !s.streamed.shows(f.Text) {
-			s.text(f.Text, false, true)
+		if !s.shows(f) {
+			s.print(f.Text, false, true)
 		}
 	case protocol.FrameToolCallStarted:
 		s.say("[tool] %s started", printable(f.ToolName))
@@ -131,7 +159,7 @@ func (s *plainShower) frame(f *protocol.ReceivedFrame) {
 	}
 }
 
-func (s *plainShower) text(text string, appends, final bool) {
+func (s *plainShower) print(text string, appends, final bool) {
 	if !appends {
 		s.endLine()
 	}
@@ -153,10 +181,10 @@ func (s *plainShower) hole(h *broker.Hole) {
 
 // liveShower streams to a terminal and redraws a tool call's progress in place.
 type liveShower struct {
-	out      io.Writer
-	column   bool              // the cursor is not at the start of a line
-	tools    map[string]string // names of the calls under way, by id
-	streamed streamed
+	out    io.Writer
+	column bool              // the cursor is not at the start of a line
+	tools  map[string]string // names of the calls under way, by id
+	streamed
 }
 
 const (
@@ -170,11 +198,11 @@ const (
 func (s *liveShower) frame(f *protocol.ReceivedFrame) {
 	switch f.Kind {
 	case protocol.FrameText:
-		s.streamed.add(f)
-		s.text(f.Text, f.Append, f.Final)
+		s.add(f)
+		s.print(f.Text, f.Append, f.Final)
 	case protocol.FrameResponse:
-		if !s.streamed.shows(f.Text) {
-			s.text(f.Text, false, true)
+		if !s.shows(f) {
+			s.print(f.Text, false, true)
 		}
 	case protocol.FrameThinking:
 		fmt.Fprint(s.out, dim+printable(f.Text)+reset)
@@ -206,7 +234,7 @@ func (s *liveShower) frame(f *protocol.ReceivedFrame) {
 	}
 }
 
-func (s *liveShower) text(text string, appends, final bool) {
+func (s *liveShower) print(text string, appends, final bool) {
 	if !appends {
 		s.newLine()
 	}
@@ -215,7 +243,7 @@ func (s *liveShower) text(text string, appends, final bool) {
 	if text != "" {
 		s.column = !strings.HasSuffix(text, "\n")
 	}
-	if final {
+	if final && (text != "" || len(s.tools) == 0) { // else the line is a tool call's
 		s.newLine()
 	}
 }

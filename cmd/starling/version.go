@@ -25,7 +25,7 @@ func version() string {
 
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		Use: "version", Short: "Print the version", Args: noArgs,
 		Run: func(*cobra.Command, []string) {
 			fmt.Fprintf(a.out, "starling %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		},

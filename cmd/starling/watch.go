@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -54,14 +56,35 @@ func (a *app) watch(ctx context.Context, bus *broker.Bus, task protocol.TaskID, 
 		return err
 	}
 	defer watch.Close()
-	last, err := follow(ctx, watch, newShower(a.out, a.err, asJSON))
+	notice := &firstFrame{shower: newShower(a.out, a.err, asJSON)}
+	nothing := time.AfterFunc(watchPatience, func() {
+		if !notice.seen.Load() {
+			fmt.Fprintf(a.err, "starling: nothing of %s yet; waiting (is the id right? see starling ps --all)\n", task)
+		}
+	})
+	defer nothing.Stop()
+	last, err := follow(ctx, bus, watch, notice, a.out)
 	if err != nil {
-		return err
+		return interrupted(ctx, err)
 	}
 	if last != nil && !asJSON {
 		fmt.Fprintf(a.err, "%s: %s\n", task, printable(last.Text))
 	}
 	return nil
+}
+
+// watchPatience is how long nothing may come before the user is told.
+const watchPatience = 2 * time.Second
+
+// firstFrame notes that a frame came.
+type firstFrame struct {
+	shower
+	seen atomic.Bool
+}
+
+func (s *firstFrame) frame(f *protocol.ReceivedFrame) {
+	s.seen.Store(true)
+	s.shower.frame(f)
 }
 
 func (a *app) resultCommand() *cobra.Command {
@@ -102,14 +125,18 @@ func (a *app) result(ctx context.Context, bus *broker.Bus, rec protocol.Record) 
 	}
 	defer watch.Close()
 	keep := &responseShower{}
-	if _, err := follow(ctx, watch, keep); err != nil {
+	if _, err := follow(ctx, bus, watch, keep, a.out); err != nil {
 		return err
 	}
 	if keep.response == nil {
 		return fmt.Errorf("the frames of %s have expired; on its worker the result is %s in %s",
 			rec.TaskID, rec.Outcome.ResultPath, rec.Outcome.Workdir)
 	}
-	_, err = io.WriteString(a.out, *keep.response)
+	text := *keep.response
+	if terminal(a.out) && !strings.HasSuffix(text, "\n") {
+		text += "\n"
+	}
+	_, err = io.WriteString(a.out, text)
 	return err
 }
 
@@ -122,4 +149,5 @@ func (s *responseShower) frame(f *protocol.ReceivedFrame) {
 	}
 }
 
-func (s *responseShower) hole(*broker.Hole) {}
+func (s *responseShower) hole(*broker.Hole)           {}
+func (s *responseShower) cut() *protocol.ResultObject { return nil }

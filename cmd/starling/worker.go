@@ -24,7 +24,7 @@ back after it. A second signal hands them back at once.
 Variables (flags of the same words win over them):
 
 ` + variableTable(&bus, &pool, &settings, &told, &logSettings{}),
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.work(cmd.Context(), bus, pool, settings, told)
 		},

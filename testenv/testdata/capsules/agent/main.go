@@ -158,6 +158,11 @@ var behaviours = map[string]func(task string, args []string){
 		}
 		fmt.Print(len(kept))
 	},
+	// repeat COUNT says a little and ends the turn with so many bytes.
+	"repeat": func(_ string, args []string) {
+		guest.TextDelta("see the result")
+		guest.TurnEnd(strings.Repeat("x", number(args, 0, 10)))
+	},
 	// end RESULT ends the turn; failed KIND MESSAGE fails it.
 	"end":    func(_ string, args []string) { guest.TurnEnd(strings.Join(args, " ")) },
 	"failed": func(_ string, args []string) { guest.TurnFailed(guest.FailureKind(args[0]), args[1]) },
