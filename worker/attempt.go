@@ -47,6 +47,7 @@ type attempt struct {
 	module   string // the module's path on this host, once it is there
 	manifest protocol.Manifest
 	segments *Segments
+	unsent   bool // a frame could not be sent: the attempt cannot be reported
 	started  time.Time
 }
 
@@ -201,6 +202,7 @@ func (a *attempt) event(ctx context.Context, stop context.CancelCauseFunc, e pro
 func (a *attempt) write(ctx context.Context, frames []protocol.Frame) bool {
 	for _, f := range frames {
 		if err := a.send(ctx, f); err != nil {
+			a.unsent = true
 			return false
 		}
 	}

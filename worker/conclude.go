@@ -32,11 +32,18 @@ func (a *attempt) conclude(ctx context.Context, cause error, end sandbox.Ending)
 	if a.cancel.accepted() {
 		a.segments.Interrupt()
 	}
-	var quota *quotaError
-	switch {
-	case errors.Is(cause, errFrames):
+	c := a.ended(ctx, cause, end)
+	if a.unsent && !c.handBack {
 		a.log.Error("frames not published: the task is handed back")
 		return conclusion{hostFault: true}
+	}
+	return c
+}
+
+// ended is conclude for a guest whose frames could all be sent.
+func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending) conclusion {
+	var quota *quotaError
+	switch {
 	case end.Kind == sandbox.Refused && errors.Is(end.Err, sandbox.ErrRefused):
 		return refused(a.named(end.Message))
 	case end.Kind == sandbox.Refused: // this host could not run it: another may

@@ -43,12 +43,19 @@ type fleet struct {
 
 func newFleet(t *testing.T, answers ...testenv.Answer) *fleet {
 	t.Helper()
-	f := &fleet{server: testenv.NATS(t), door: testenv.Door(t, answers...)}
-	f.bus = f.connect(t, f.server.URL())
+	server := testenv.NATS(t)
+	return newFleetOn(t, server, server.URL(), answers...)
+}
+
+// newFleetOn is newFleet on a server that is there, as an operator at url.
+func newFleetOn(t *testing.T, server *testenv.Server, url string, answers ...testenv.Answer) *fleet {
+	t.Helper()
+	f := &fleet{server: server, door: testenv.Door(t, answers...)}
+	f.bus = f.connect(t, url)
 	if err := f.bus.Init(t.Context(), broker.InitConfig{AckWait: ackWait, Pools: []string{protocol.DefaultPool, "gpu"}}); err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect(f.server.URL())
+	nc, err := nats.Connect(url)
 	if err != nil {
 		t.Fatal(err)
 	}

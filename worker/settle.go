@@ -85,7 +85,13 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 // report takes a conclusion to the ledger and completes the delegation.
 func (g *delegation) report(ctx context.Context, a *attempt, c conclusion) {
 	rec, err := g.conclusionRecord(ctx, a, c)
-	if err != nil {
+	switch {
+	case err == nil:
+	case ctx.Err() == nil && g.pause(ctx, a.claim.Record): // another worker may have the right, or the room
+		g.log.Error("frames not stored: the task is handed back", "error", err)
+		g.handBack(ctx, a.claim.Entry)
+		return
+	default:
 		g.left("the task's frames were not stored", err)
 		return
 	}
