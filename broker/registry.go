@@ -38,7 +38,7 @@ type Heartbeat struct {
 // [Heartbeat.Close], whatever becomes of ctx, which bounds the first write only.
 // info is called from the heartbeat's goroutine and by Beat; it must not block
 // and must be safe for concurrent use. A failed renewal is logged and the next
-// one comes all the same.
+// one comes all the same; so is a first write into a bucket that is not there.
 //
 // Source: docs/protocol.md, section 2, workers.
 func (b *Bus) Announce(ctx context.Context, info func() protocol.WorkerInfo) (*Heartbeat, error) {
