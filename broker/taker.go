@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,6 +55,9 @@ type Taker struct {
 	busy    atomic.Int64  // slots that hold a delivery
 	freed   chan struct{} // holds one token: look at busy again
 	started atomic.Bool
+
+	abandon   sync.Once
+	abandoned chan struct{} // closed by Abandon
 }
 
 // NewTaker checks that the pool is declared and reads its ack wait: one request
@@ -74,7 +78,7 @@ func (b *Bus) NewTaker(ctx context.Context, cfg TakerConfig) (*Taker, error) {
 		return nil, fmt.Errorf("%w: a taker has at least 1 slot and pulls of at least %s, not %d and %s",
 			ErrConfig, minPullExpires, cfg.Slots, cfg.PullExpires)
 	}
-	t := &Taker{bus: b, cfg: cfg, freed: make(chan struct{}, 1)}
+	t := &Taker{bus: b, cfg: cfg, freed: make(chan struct{}, 1), abandoned: make(chan struct{})}
 	for _, lane := range protocol.Lanes() {
 		wait, err := b.consumerAckWait(ctx, cfg.Pool, lane)
 		if err != nil {
@@ -144,6 +148,11 @@ func (t *Taker) Run(ctx context.Context, do func(*Delivery)) error {
 	}
 	return r.drain()
 }
+
+// Abandon makes a Run that was told to stop return at once instead of waiting
+// for its open pulls. A job that one of them still brings waits for its ack wait
+// and is then given to another worker. It does not block. Idempotent.
+func (t *Taker) Abandon() { t.abandon.Do(func() { close(t.abandoned) }) }
 
 func (t *Taker) free() int { return t.cfg.Slots - int(t.busy.Load()) }
 

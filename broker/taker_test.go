@@ -300,6 +300,30 @@ func TestNewTakerRefuses(t *testing.T) {
 	}
 }
 
+// TestAbandonedTakerReturnsAtOnce has pulls open for an hour.
+func TestAbandonedTakerReturnsAtOnce(t *testing.T) {
+	t.Parallel()
+	b, _ := initialized(t)
+	taker, err := b.NewTaker(t.Context(), broker.TakerConfig{Slots: 1, PullExpires: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ran := make(chan error, 1)
+	go func() { ran <- taker.Run(ctx, func(*broker.Delivery) { t.Error("a job was taken") }) }()
+	stop()
+	taker.Abandon()
+	taker.Abandon()
+	select {
+	case err := <-ran:
+		if err != nil {
+			t.Errorf("Run() = %v", err)
+		}
+	case <-time.After(within):
+		t.Fatal("Run() waits for its pulls")
+	}
+}
+
 func TestTakerGoesOnAfterItsServerRestarted(t *testing.T) {
 	t.Parallel()
 	s := testenv.NATS(t)

@@ -123,7 +123,7 @@ func (r *taking) fetch(ctx context.Context, l *lane) (bool, error) {
 		return false, nil
 	}
 	l.ends, l.heard = time.Now().Add(fetchWait), time.Time{}
-	for l.open() { // also when ctx is done: what the pull brings must be given back
+	for l.open() && !r.left() { // also when ctx is done: what the pull brings must be given back
 		if err := r.next(ctx); err != nil {
 			return false, err
 		}
@@ -202,9 +202,9 @@ func (r *taking) next(ctx context.Context) error {
 		r.draining = true
 		return nil // to a caller that may be waiting for something else
 	}
-	done := ctx.Done()
+	done, abandoned := ctx.Done(), (<-chan struct{})(nil)
 	if r.draining {
-		done = nil
+		done, abandoned = nil, r.taker.abandoned
 	}
 	r.timer.Reset(time.Until(r.alarm()))
 	select {
@@ -221,6 +221,7 @@ func (r *taking) next(ctx context.Context) error {
 	case <-r.timer.C:
 		r.expire(time.Now())
 	case <-done: // the next call drains
+	case <-abandoned: // drain sees it
 	}
 	return nil
 }
@@ -333,11 +334,21 @@ func (r *taking) giveBack(m *nats.Msg) {
 	}
 }
 
+// left reports whether open pulls are not waited for.
+func (r *taking) left() bool {
+	select {
+	case <-r.taker.abandoned:
+		return true
+	default:
+		return false
+	}
+}
+
 // drain gives back what open pulls still bring, and returns when all of them,
 // also those given up, have ended.
 func (r *taking) drain() error {
 	r.draining = true
-	for r.openPulls() > 0 || time.Now().Before(r.lastEnd) {
+	for !r.left() && (r.openPulls() > 0 || time.Now().Before(r.lastEnd)) {
 		if err := r.next(context.Background()); err != nil {
 			return err
 		}

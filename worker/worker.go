@@ -169,6 +169,7 @@ func (w *Worker) awaitDrain(settled <-chan struct{}, handBack, giveUp context.Ca
 		return
 	case <-timeout.C:
 	case <-w.stopAsked:
+		w.taker.Abandon()
 	}
 	handBack(errHandBack)
 	timeout.Reset(handBackTimeout)
