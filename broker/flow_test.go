@@ -131,6 +131,7 @@ func take(t testing.TB, b *broker.Bus, cfg broker.TakerConfig) taking {
 		return err
 	}
 	t.Cleanup(func() {
+		taker.Abandon() // nothing comes any more that must be given back
 		if err := w.stop(); err != nil {
 			t.Errorf("Run() = %v", err)
 		}
