@@ -54,7 +54,7 @@ thirdparty:
 
 FUZZTIME = 10s
 fuzz:
-	@for pkg in protocol sandbox sandbox/internal/wasm; do \
+	@for pkg in protocol sandbox sandbox/internal/wasm worker; do \
 		for name in $$(go test -list 'Fuzz.*' ./$$pkg | grep '^Fuzz'); do \
 			echo "fuzz ./$$pkg $$name"; go test -run '^$$' -fuzz "^$$name$$" -fuzztime $(FUZZTIME) ./$$pkg || exit 1; \
 		done; \
