@@ -3,9 +3,13 @@ package broker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -47,13 +51,41 @@ func (c ServerConfig) Validate() error {
 }
 
 // Server is an embedded NATS server with JetStream. Whoever starts it closes it.
-type Server struct{ nats *server.Server }
+type Server struct {
+	nats *server.Server
+	lock *os.File // of the store; closing it frees the store
+}
+
+// storeLock is the file by which one server at a time has a store: two would
+// write over each other's streams.
+const storeLock = "starling.lock"
+
+// lockStore takes the store for this process, or says that another has it. The
+// kernel frees it when the process ends, however it ends.
+func lockStore(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("%w: the embedded server does not start: its store: %w", ErrUnavailable, err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, storeLock), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the embedded server does not start: its store: %w", ErrUnavailable, err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		err = fmt.Errorf("%w: another embedded server has the store %s: stop it, or name another directory (--store)", ErrConfig, dir)
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
 
 // StartServer starts a server and returns when it takes connections. The
 // server handles no signals. Errors are [ErrConfig], [ErrUnavailable] when it
 // does not come up, and ctx's.
 func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	lock, err := lockStore(cfg.StoreDir)
+	if err != nil {
 		return nil, err
 	}
 	options := &server.Options{
@@ -63,7 +95,7 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	}
 	ns, err := server.NewServer(options)
 	if err != nil {
-		return nil, fmt.Errorf("%w: embedded server: %v", ErrConfig, err)
+		return nil, errors.Join(fmt.Errorf("%w: embedded server: %v", ErrConfig, err), lock.Close())
 	}
 	log := cfg.Logger
 	if log == nil {
@@ -71,7 +103,7 @@ func StartServer(ctx context.Context, cfg ServerConfig) (*Server, error) {
 	}
 	logger := &serverLog{log: log.With("component", "nats-server"), fatal: make(chan string, 1)}
 	ns.SetLoggerV2(logger, false, false, false)
-	s := &Server{nats: ns}
+	s := &Server{nats: ns, lock: lock}
 	ns.Start()
 	if err := s.ready(ctx, logger.fatal); err != nil {
 		s.Close()
@@ -114,6 +146,7 @@ func (s *Server) ClientURL() string {
 func (s *Server) Close() {
 	s.nats.Shutdown()
 	s.nats.WaitForShutdown()
+	_ = s.lock.Close() // nothing was written to it; a second Close is an error of no matter
 }
 
 // ConnectServer connects to an embedded server inside the process, without a

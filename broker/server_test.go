@@ -110,3 +110,22 @@ func TestAnEmbeddedServerIsQuiet(t *testing.T) {
 		t.Errorf("it logged:\n%s", logged.String())
 	}
 }
+
+// TestTwoServersDoNotShareAStore would lose what either of them stored.
+func TestTwoServersDoNotShareAStore(t *testing.T) {
+	t.Parallel()
+	cfg := broker.ServerConfig{StoreDir: t.TempDir(), InProcessOnly: true}
+	first, err := broker.StartServer(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = broker.StartServer(t.Context(), cfg)
+	wantError(t, "a second server", err, broker.ErrConfig, cfg.StoreDir, "another embedded server has the store")
+	first.Close()
+	second, err := broker.StartServer(t.Context(), cfg)
+	if err != nil {
+		t.Fatalf("after the first was closed: %v", err)
+	}
+	second.Close()
+	second.Close()
+}
