@@ -16,7 +16,7 @@ import (
 // asWorker fills in what a worker knows.
 func asWorker(rec protocol.Record) protocol.Record {
 	rec.WorkerID, rec.SessionID = protocol.NewWorkerID(), protocol.NewSessionID()
-	rec.Workdir, rec.StartedAt = "/work/"+string(rec.SessionID), protocol.NewTime(time.Now())
+	rec.Workdir, rec.StartedAt = "/srv/"+string(rec.SessionID), protocol.NewTime(time.Now())
 	return rec
 }
 
