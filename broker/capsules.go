@@ -17,9 +17,11 @@ import (
 	"starling/protocol"
 )
 
-// indexWait is how long a name that the index does not have is looked for: more
-// than a replica may be behind, and no silent wait.
-const indexWait = 150 * time.Millisecond
+// removedWait is how long a name that was removed is looked for: more than a
+// replica may be behind, and no silent wait.
+const removedWait = 150 * time.Millisecond
+
+var errRemoved = fmt.Errorf("%w: it was removed", errNotStored)
 
 // PushCapsule stores a module under its digest and enters it in the index under
 // its name and version. Pushing the same again returns the first entry; a
@@ -75,8 +77,8 @@ func (b *Bus) enter(ctx context.Context, entry protocol.CapsuleEntry) (protocol.
 		return protocol.CapsuleEntry{}, fmt.Errorf("%w: %w", protocol.ErrManifest, err)
 	}
 	bucket, key := b.ns.CapsuleIndexBucket(), protocol.CapsuleKey(entry.Manifest.Name, entry.Manifest.Version)
-	after := uint64(0)
-	for range putTries {
+	after, started := uint64(0), time.Now()
+	for tries := 0; tries < putTries || time.Since(started) < staleWait; tries++ {
 		m := nats.NewMsg(kvSubject(bucket, key))
 		m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(after, 10))
 		m.Data = body
@@ -142,15 +144,28 @@ func (b *Bus) entry(ctx context.Context, name, version string) (protocol.Capsule
 		return protocol.CapsuleEntry{}, err
 	}
 	if m.deleted() {
-		return protocol.CapsuleEntry{}, fmt.Errorf("%w: %s@%s was removed", errNotStored, name, version)
+		return protocol.CapsuleEntry{}, fmt.Errorf("%w: %s@%s", errRemoved, name, version)
 	}
 	return protocol.ParseCapsuleEntry(m.data)
 }
 
 // ResolveCapsule reads what the index says of a name and a version: one direct
-// get, or a few for 150 ms when it has none, which is [ErrUnknownCapsule].
+// get. When a replica does not have it, the stream's leader decides whether it is
+// [ErrUnknownCapsule]; a name that was removed is so after 150 ms.
 func (b *Bus) ResolveCapsule(ctx context.Context, name, version string) (protocol.CapsuleEntry, error) {
-	entry, err := patiently(ctx, indexWait, func() (protocol.CapsuleEntry, error) { return b.entry(ctx, name, version) })
+	read := func() (protocol.CapsuleEntry, error) { return b.entry(ctx, name, version) }
+	entry, err := read()
+	switch {
+	case errors.Is(err, errRemoved): // perhaps pushed again since
+		entry, err = patiently(ctx, removedWait, read)
+	case errors.Is(err, errNotStored):
+		bucket := b.ns.CapsuleIndexBucket()
+		if there, lerr := b.led(ctx, kvStream(bucket), kvSubject(bucket, protocol.CapsuleKey(name, version))); lerr != nil {
+			return entry, lerr
+		} else if there {
+			entry, err = patiently(ctx, staleWait, read)
+		}
+	}
 	return entry, unknownCapsule(err, name, version)
 }
 

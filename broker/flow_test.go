@@ -2,6 +2,7 @@ package broker_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -83,19 +84,52 @@ func streamState(t testing.TB, js jetstream.JetStream, name string) jetstream.St
 // stored reads all messages of a subject, in the order of the stream.
 func storedOn(t testing.TB, js jetstream.JetStream, stream, subject string) []*jetstream.RawStreamMsg {
 	t.Helper()
-	s, err := js.Stream(t.Context(), stream)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var all []*jetstream.RawStreamMsg
 	for seq := uint64(1); ; {
-		m, err := s.GetMsg(t.Context(), seq, jetstream.WithGetMsgSubject(subject))
-		if err != nil {
+		m, found := nextStored(t, js, stream, subject, seq)
+		if !found {
 			return all
 		}
 		all = append(all, m)
 		seq = m.Sequence + 1
 	}
+}
+
+// nextStored asks the stream's leader, not any replica as the client does.
+func nextStored(t testing.TB, js jetstream.JetStream, stream, subject string, seq uint64) (*jetstream.RawStreamMsg, bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	m, err := js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, seq, subject))
+	if err != nil {
+		t.Fatalf("reading %s: %v", stream, err)
+	}
+	var answer struct {
+		Error   *jetstream.APIError
+		Message struct {
+			Subject string
+			Seq     uint64
+			Hdrs    []byte
+			Data    []byte
+			Time    time.Time
+		}
+	}
+	if err := json.Unmarshal(m.Data, &answer); err != nil {
+		t.Fatal(err)
+	}
+	if answer.Error != nil {
+		if answer.Error.ErrorCode != jetstream.JSErrCodeMessageNotFound {
+			t.Fatalf("reading %s: %v", stream, answer.Error)
+		}
+		return nil, false
+	}
+	got := &jetstream.RawStreamMsg{Subject: answer.Message.Subject, Sequence: answer.Message.Seq, Data: answer.Message.Data, Time: answer.Message.Time}
+	if len(answer.Message.Hdrs) > 0 {
+		if got.Header, err = nats.DecodeHeadersMsg(answer.Message.Hdrs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return got, true
 }
 
 // taking is a taker that runs.

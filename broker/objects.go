@@ -69,32 +69,37 @@ func (b *Bus) findObject(ctx context.Context, bucket, name string) (object, erro
 // one that is there in the end, and whether that is this one.
 func (b *Bus) putObject(ctx context.Context, bucket, name string, content []byte) (object, bool, error) {
 	digest := objectDigest(protocol.DigestOf(content))
-	var err error
-	for try := range putTries {
-		var o object
-		if o, err = b.findObject(ctx, bucket, name); err == nil {
+	var (
+		lost  time.Time // when another's description was in the way
+		after uint64    // what was written over then
+	)
+	for tries := 0; ; {
+		o, err := b.findObject(ctx, bucket, name)
+		if err == nil {
 			return o, o.info.Digest == digest, nil
 		}
 		if !errors.Is(err, errNotStored) {
 			return object{}, false, err
 		}
-		if try > 0 { // what was written may not be readable yet
+		if behind := !lost.IsZero() && o.seq == after; behind && time.Since(lost) < staleWait {
 			if err := pause(ctx, staleEvery); err != nil {
 				return object{}, false, err
 			}
+			continue // a replica that is behind does not show the other's yet
 		}
-		var won bool
-		if o, won, err = b.writeObject(ctx, bucket, name, digest, content, o.seq); won {
+		if tries++; tries > putTries {
+			return object{}, false, fmt.Errorf("%w: others keep writing %s in %s", ErrUnavailable, name, bucket)
+		}
+		after = o.seq
+		o, won, err := b.writeObject(ctx, bucket, name, digest, content, after)
+		if won {
 			return o, true, nil
 		}
-		if err != nil && !errors.Is(err, ErrUnavailable) {
+		if err != nil && (tries == putTries || !errors.Is(err, ErrUnavailable)) {
 			return object{}, false, err
 		}
+		lost = time.Now()
 	}
-	if err == nil {
-		err = fmt.Errorf("%w: others keep writing %s in %s", ErrUnavailable, name, bucket)
-	}
-	return object{}, false, err
 }
 
 // writeObject writes chunks under a fresh id, then the description under the
