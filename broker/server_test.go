@@ -11,11 +11,12 @@ import (
 
 	"starling/broker"
 	"starling/protocol"
+	"starling/testenv"
 )
 
 func TestAnEmbeddedServerServesInsideAndOutside(t *testing.T) {
 	t.Parallel()
-	s, err := broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: t.TempDir(), Port: -1})
+	s, err := broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: testenv.StoreDir(t), Port: -1})
 	if err != nil {
 		t.Fatalf("StartServer() = %v", err)
 	}
@@ -36,7 +37,7 @@ func TestAnEmbeddedServerServesInsideAndOutside(t *testing.T) {
 
 func TestAnEmbeddedServerKeepsWhatItStored(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir := testenv.StoreDir(t)
 	for i := range 2 {
 		s, err := broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: dir, InProcessOnly: true})
 		if err != nil {
@@ -76,7 +77,7 @@ func TestAnEmbeddedServerThatCannotStartSaysWhy(t *testing.T) {
 	defer l.Close()
 	port := l.Addr().(*net.TCPAddr).Port
 	started := time.Now()
-	_, err = broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: t.TempDir(), Port: port})
+	_, err = broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: testenv.StoreDir(t), Port: port})
 	wantError(t, "a port that is taken", err, broker.ErrUnavailable, "address already in use")
 	_, err = broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: "/proc/nowhere", Port: -1})
 	wantError(t, "a store that cannot be written", err, broker.ErrUnavailable, "/proc/nowhere")
@@ -85,7 +86,7 @@ func TestAnEmbeddedServerThatCannotStartSaysWhy(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if s, err := broker.StartServer(ctx, broker.ServerConfig{StoreDir: t.TempDir(), Port: -1}); err == nil {
+	if s, err := broker.StartServer(ctx, broker.ServerConfig{StoreDir: testenv.StoreDir(t), Port: -1}); err == nil {
 		s.Close() // it was quicker
 	}
 	for text, cfg := range map[string]broker.ServerConfig{
@@ -100,7 +101,7 @@ func TestAnEmbeddedServerIsQuiet(t *testing.T) {
 	t.Parallel()
 	var logged bytes.Buffer
 	s, err := broker.StartServer(t.Context(), broker.ServerConfig{
-		StoreDir: t.TempDir(), Port: -1, Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelInfo})),
+		StoreDir: testenv.StoreDir(t), Port: -1, Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -114,7 +115,7 @@ func TestAnEmbeddedServerIsQuiet(t *testing.T) {
 // TestTwoServersDoNotShareAStore would lose what either of them stored.
 func TestTwoServersDoNotShareAStore(t *testing.T) {
 	t.Parallel()
-	cfg := broker.ServerConfig{StoreDir: t.TempDir(), InProcessOnly: true}
+	cfg := broker.ServerConfig{StoreDir: testenv.StoreDir(t), InProcessOnly: true}
 	first, err := broker.StartServer(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

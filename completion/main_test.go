@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"go.uber.org/goleak"
+	"starling/testenv"
 )
 
 // proxied counts what reached the proxy that the environment names. Nothing may.
@@ -47,4 +47,4 @@ func must(err error) {
 	}
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(inAnEnvironment{m}) }
+func TestMain(m *testing.M) { testenv.Main(inAnEnvironment{m}) }

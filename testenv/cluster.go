@@ -47,7 +47,7 @@ func startCluster(t testing.TB, options []Option) (*ServerCluster, error) {
 		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", port)})
 	}
 	c := &ServerCluster{t: t}
-	dir := t.TempDir()
+	dir := StoreDir(t)
 	for i := range c.Servers {
 		s := &Server{t: t, options: server.Options{
 			ServerName: fmt.Sprintf("testenv-%d", i), Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,

@@ -3,7 +3,7 @@ package testenv_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"starling/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testenv.Main(m) }

@@ -2,7 +2,6 @@ package testenv
 
 import (
 	"fmt"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -51,7 +50,7 @@ func NATS(t testing.TB, options ...Option) *Server {
 	t.Helper()
 	s := &Server{t: t, options: server.Options{
 		ServerName: "testenv", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
-		JetStream: true, StoreDir: filepath.Join(t.TempDir(), "jetstream"),
+		JetStream: true, StoreDir: StoreDir(t),
 		JetStreamMaxStore: 8 << 30, JetStreamMaxMemory: 1 << 30,
 	}}
 	for _, option := range options {
@@ -131,9 +130,8 @@ func (s *Server) Stop() {
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Stop()
-	if err := s.start(); err != nil {
-		s.t.Fatal(err)
-	}
+	// Another connection may have its port for a moment.
+	Eventually(s.t, startWithin, s.start)
 }
 
 // fatalLog keeps what stops a server from starting: it says so only in its log.

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"starling/broker"
 	"starling/protocol"
 	"starling/testenv"
@@ -26,7 +24,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
-	goleak.VerifyTestMain(m)
+	testenv.Main(m)
 }
 
 // output is a buffer that a command may write to while a test reads it.
