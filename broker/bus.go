@@ -54,10 +54,9 @@ type Bus struct {
 	// of its own so that a flood of frames cannot delay an ack, and carries
 	// modules and results for the same reason. Without Config.SeparateFrames
 	// both are the same.
-	nc       *nats.Conn
-	js       jetstream.JetStream
-	frames   *nats.Conn
-	framesJS jetstream.JetStream
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	frames *nats.Conn
 
 	denials denials   // of both connections
 	acks    ackRouter // of published frames
@@ -107,9 +106,6 @@ func (b *Bus) open(ctx context.Context) error {
 	}
 	var err error
 	if b.js, err = jetstream.New(b.nc, jetstream.WithDefaultTimeout(requestTimeout)); err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
-	}
-	if b.framesJS, err = jetstream.New(b.frames, jetstream.WithDefaultTimeout(requestTimeout)); err != nil {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	for _, nc := range []*nats.Conn{b.nc, b.frames} {

@@ -82,11 +82,11 @@ func (b *Bus) enter(ctx context.Context, entry protocol.CapsuleEntry) (protocol.
 		m := nats.NewMsg(kvSubject(bucket, key))
 		m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(after, 10))
 		m.Data = body
-		_, refused, werr := b.store(ctx, b.js, kvStream(bucket), m)
+		_, werr := b.store(ctx, b.nc, kvStream(bucket), m)
 		if werr == nil {
 			return entry, nil
 		}
-		if err = werr; !wrongSequence(refused) && !errors.Is(werr, ErrUnavailable) {
+		if err = werr; !errors.Is(werr, errWrongSequence) && !errors.Is(werr, ErrUnavailable) {
 			break
 		}
 		if err := pause(ctx, staleEvery); err != nil {
@@ -226,7 +226,7 @@ func (b *Bus) RemoveCapsule(ctx context.Context, name, version string) error {
 	bucket, key := b.ns.CapsuleIndexBucket(), protocol.CapsuleKey(name, version)
 	marker := nats.NewMsg(kvSubject(bucket, key))
 	marker.Header.Set(headerKVOperation, "DEL")
-	if _, _, err := b.store(ctx, b.js, kvStream(bucket), marker); err != nil {
+	if _, err := b.store(ctx, b.nc, kvStream(bucket), marker); err != nil {
 		return fmt.Errorf("removing capsule %s@%s: %w", name, version, err)
 	}
 	if user, err := b.userOf(ctx, entry.Digest, key); user != "" || err != nil {

@@ -157,15 +157,6 @@ func apiFailure(api *jetstream.APIError) error {
 	return fmt.Errorf("%w: %s (%d)", ErrRefused, api.Description, api.ErrorCode)
 }
 
-// wrongSequence reports whether err refuses a write because of the expected
-// last sequence: 10071 on one server, 10164 on three, with the first also
-// meaning that the write itself already landed.
-func wrongSequence(err error) bool {
-	var api jetstream.JetStreamError
-	return errors.As(err, &api) && api.APIError() != nil &&
-		(api.APIError().ErrorCode == codeWrongLastSequence || api.APIError().ErrorCode == codeWrongLastConstant)
-}
-
 // connectError words a failed first connect.
 func connectError(ctx context.Context, cfg Config, err error) error {
 	where := cfg.redactedURL()

@@ -115,7 +115,7 @@ func (b *Bus) writeObject(ctx context.Context, bucket, name, digest string, cont
 		m.Header.Set(protocol.HeaderMsgID, id+"."+strconv.Itoa(chunks)) // a repeat is dropped
 		m.Data, rest = rest[:n], rest[n:]
 		err := repeated(ctx, func(ctx context.Context) error {
-			_, _, err := b.store(ctx, b.framesJS, stream, m)
+			_, err := b.store(ctx, b.frames, stream, m)
 			return err
 		})
 		if err != nil {
@@ -126,27 +126,28 @@ func (b *Bus) writeObject(ctx context.Context, bucket, name, digest string, cont
 		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkBytes}},
 		Bucket:     bucket, NUID: id, Size: uint64(len(content)), Chunks: uint32(chunks), Digest: digest, ModTime: time.Now().UTC(),
 	}}
-	seq, refused, err := b.writeMeta(ctx, o, after)
+	seq, err := b.writeMeta(ctx, o, after)
 	if err == nil {
 		o.seq = seq
 		return o, true, nil
 	}
-	if wrongSequence(refused) {
+	if errors.Is(err, errWrongSequence) {
 		return object{}, false, nil
 	}
 	return object{}, false, err
 }
 
-func (b *Bus) writeMeta(ctx context.Context, o object, after uint64) (seq uint64, refused, err error) {
+func (b *Bus) writeMeta(ctx context.Context, o object, after uint64) (uint64, error) {
 	m := nats.NewMsg(metaSubject(o.info.Bucket, o.info.Name))
 	m.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(after, 10))
 	if after > 0 {
 		m.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
 	}
+	var err error
 	if m.Data, err = json.Marshal(o.info); err != nil {
-		return 0, nil, fmt.Errorf("%w: %w", ErrRefused, err)
+		return 0, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
-	return b.store(ctx, b.framesJS, objStream(o.info.Bucket), m)
+	return b.store(ctx, b.frames, objStream(o.info.Bucket), m)
 }
 
 // copyObject writes an object's bytes to w and checks their digest. Chunks that
@@ -190,7 +191,7 @@ func (b *Bus) copyObject(ctx context.Context, o object, digest protocol.Digest, 
 func (b *Bus) deleteObject(ctx context.Context, o object) error {
 	gone := object{info: o.info}
 	gone.info.Deleted, gone.info.Size, gone.info.Chunks, gone.info.Digest = true, 0, 0, ""
-	if _, _, err := b.writeMeta(ctx, gone, o.seq); err != nil {
+	if _, err := b.writeMeta(ctx, gone, o.seq); err != nil {
 		return err
 	}
 	stream, err := b.js.Stream(ctx, objStream(o.info.Bucket))

@@ -104,7 +104,7 @@ func (h *Heartbeat) Beat(ctx context.Context) error {
 func (h *Heartbeat) put(ctx context.Context, m *nats.Msg) error {
 	bucket := h.bus.ns.WorkerBucket()
 	m.Subject = kvSubject(bucket, string(h.worker))
-	if _, _, err := h.bus.store(ctx, h.bus.js, kvStream(bucket), m); err != nil {
+	if _, err := h.bus.store(ctx, h.bus.nc, kvStream(bucket), m); err != nil {
 		return fmt.Errorf("heartbeat of %s: %w", h.worker, err)
 	}
 	return nil

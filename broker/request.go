@@ -39,23 +39,35 @@ func repeated(ctx context.Context, do func(context.Context) error) error {
 	return err
 }
 
-// store publishes m into the stream and waits for its ack, at most 5 s; a
-// missing leader is waited out a little. The error is translated, except that
-// the caller can ask [wrongSequence] about refused, the client's own.
-func (b *Bus) store(ctx context.Context, js jetstream.JetStream, stream string, m *nats.Msg) (seq uint64, refused, err error) {
-	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	guarded, done := b.guard(bounded, m.Subject)
-	defer done()
-	ack, err := js.PublishMsg(guarded, m)
-	if err == nil {
-		return ack.Sequence, nil, nil
+// store publishes m into the stream and waits for its ack, at most 5 s a try; a
+// missing leader is waited out a little. Another message in its place is
+// [errWrongSequence]; the other errors are those of the package.
+func (b *Bus) store(ctx context.Context, nc *nats.Conn, stream string, m *nats.Msg) (uint64, error) {
+	var (
+		ack pubAck
+		err error
+	)
+	for range answerTries {
+		var answer *nats.Msg
+		if answer, err = b.request(ctx, nc, m); err == nil {
+			ack, err = parsePubAck(answer)
+		}
+		if !errors.Is(err, errNoResponders) && !errors.Is(err, errInFlight) {
+			break
+		}
+		if pause(ctx, leaderless) != nil {
+			break
+		}
 	}
-	translated := b.failure(guarded, m.Subject, err)
-	if errors.Is(translated, errNoResponders) {
-		translated = b.absent(ctx, stream)
+	switch {
+	case errors.Is(err, errNoResponders):
+		return 0, b.absent(ctx, stream)
+	case errors.Is(err, errInFlight):
+		return 0, fmt.Errorf("%w: %v", ErrUnavailable, err)
+	case errors.Is(err, errStreamFull), errors.Is(err, errTooLarge):
+		return 0, fmt.Errorf("%w: stream %s: %v", ErrRefused, stream, err)
 	}
-	return 0, err, translated
+	return ack.Sequence, err
 }
 
 // absent says why nobody answers for a stream: there is no JetStream, no such
