@@ -233,7 +233,7 @@ func TestAFullBufferHoldsTheGuestBack(t *testing.T) {
 // order, each once.
 func hearAll(t *testing.T, w *broker.Watch, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*within)
+	ctx, cancel := context.WithTimeout(context.Background(), 6*within)
 	defer cancel()
 	heard := 0
 	for {
