@@ -43,19 +43,43 @@ func TestTakesUserBeforePeerBeforeBackgroundAndFirstInFirstOut(t *testing.T) {
 
 func TestAHigherLanePassesABacklogOfALowerOne(t *testing.T) {
 	t.Parallel()
-	b, _ := initialized(t)
-	w := take(t, b, broker.TakerConfig{Slots: 1})
+	b, s := initialized(t)
+	w := take(t, b, broker.TakerConfig{Slots: 1, PullExpires: 2 * within})
+	js := raw(t, s.URL())
+	nc := js.Conn()
+	users, err := js.Consumer(t.Context(), jobsStream, "default-user")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, within, func() error {
+		info, err := users.Info(t.Context())
+		if err == nil && info.NumWaiting == 0 {
+			err = errors.New("no pull waits for a user's job")
+		}
+		return err
+	})
+	givenBack, err := nc.SubscribeSync("$JS.ACK.STARLING_JOBS.default-user.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	for range 50 {
 		dispatched(t, b, newJob(fromOrigin(protocol.OriginEvent)))
 	}
 	done(t, w.next(t))
 	busy := w.next(t)
 	job := newJob()
-	dispatched(t, b, job) // meets a full worker
+	dispatched(t, b, job)
+	// It meets an open pull of a full worker and is given back at once.
+	m, err := givenBack.NextMsg(within)
+	if err != nil || string(m.Data) != "-NAK" {
+		t.Fatalf("the full worker said %+v, %v, want a nak", m, err)
+	}
 	done(t, busy)
-	// The user's job met an open pull of a full worker and was given back. The
-	// server takes that back beside the next pulls, so that some of the backlog may
-	// pass meanwhile: a few of its 48.
+	// The server reads the nak beside the next pulls, so that some of the backlog
+	// may pass: a few of its 48.
 	const few = 10
 	for range few {
 		d := w.next(t)
