@@ -57,6 +57,8 @@ var (
 
 	// ErrUnknownWorker: no worker of that id answers.
 	ErrUnknownWorker = errors.New("unknown worker")
+	// ErrWorkerTaken: a live worker has the id.
+	ErrWorkerTaken = errors.New("worker id is taken")
 	// ErrWorker: a worker answered a control request with an error.
 	ErrWorker = errors.New("worker refused")
 

@@ -31,6 +31,16 @@ var (
 	errTooLarge      = errors.New("the message is larger than the stream takes")
 )
 
+// sequenceError is an errWrongSequence that says what stands there: the sequence
+// of the last message on the subject, 0 for none.
+type sequenceError struct{ last uint64 }
+
+func (e *sequenceError) Error() string {
+	return fmt.Sprintf("%v: the last one has sequence %d (%d)", errWrongSequence, e.last, codeWrongLastSequence)
+}
+
+func (e *sequenceError) Unwrap() error { return errWrongSequence }
+
 const (
 	statusNoResponders = "503"
 	headerStatus       = "Status"
@@ -72,6 +82,10 @@ func storeFailure(api *jetstream.APIError) error {
 	class := error(nil)
 	switch api.ErrorCode {
 	case codeWrongLastSequence:
+		var last uint64
+		if _, err := fmt.Sscanf(api.Description, "wrong last sequence: %d", &last); err == nil {
+			return &sequenceError{last}
+		}
 		class = errWrongSequence
 	case codeWrongLastConstant:
 		class = errOvertaken

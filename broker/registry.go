@@ -21,12 +21,23 @@ const HeartbeatEvery = 10 * time.Second
 
 // Heartbeat keeps a worker's entry in the workers bucket. Its goroutine is its
 // own, so that neither a guest nor a download can hold it up; Close ends it.
+//
+// The entry is one run's: it is created, and renewed under the sequence of this
+// run's last write. So two live workers cannot have one id.
 type Heartbeat struct {
 	bus    *Bus
 	info   func() protocol.WorkerInfo
 	worker protocol.WorkerID
+	run    string // tells this run from another of the same id
 
-	write chan struct{} // one write at a time: an old state never follows a newer one
+	write   chan struct{} // one write at a time: an old state never follows a newer one
+	seq     uint64        // of the entry as this run wrote it; with the place in write
+	writes  int           // so far; the same
+	pending *nats.Msg     // a write that had no clear answer; the same
+	foreign uint64        // another's entry, when it was seen; the same
+
+	lostOnce sync.Once
+	lost     chan struct{}
 
 	stop  context.CancelFunc
 	done  chan struct{}
@@ -34,11 +45,16 @@ type Heartbeat struct {
 	err   error // of the close
 }
 
-// Announce writes the worker's entry, then renews it every 10 s until
-// [Heartbeat.Close], whatever becomes of ctx, which bounds the first write only.
-// info is called from the heartbeat's goroutine and by Beat; it must not block
-// and must be safe for concurrent use. A failed renewal is logged and the next
-// one comes all the same; so is a first write into a bucket that is not there.
+// Announce claims the worker's id by creating its entry, then renews it every
+// 10 s until [Heartbeat.Close], whatever becomes of ctx, which bounds the wait
+// for an id only. info is called from the heartbeat's goroutine and by Beat; it
+// must not block and must be safe for concurrent use. A failed renewal is logged
+// and the next one comes all the same; so is a first write into a bucket that is
+// not there.
+//
+// An id that a live worker has is [ErrWorkerTaken]. An entry whose worker is gone
+// is taken over at once, or, where this user may not ask for the worker, once it
+// has expired, which takes up to 30 s.
 //
 // Source: docs/protocol.md, section 2, workers.
 func (b *Bus) Announce(ctx context.Context, info func() protocol.WorkerInfo) (*Heartbeat, error) {
@@ -46,16 +62,17 @@ func (b *Bus) Announce(ctx context.Context, info func() protocol.WorkerInfo) (*H
 }
 
 func (b *Bus) announce(ctx context.Context, every time.Duration, info func() protocol.WorkerInfo) (*Heartbeat, error) {
+	first := info()
 	h := &Heartbeat{
-		bus: b, info: info, worker: info().WorkerID,
-		write: make(chan struct{}, 1), done: make(chan struct{}),
+		bus: b, info: info, worker: first.WorkerID, run: cmp.Or(first.RunID, protocol.NewRunID()),
+		write: make(chan struct{}, 1), lost: make(chan struct{}), done: make(chan struct{}),
 	}
 	if err := protocol.ValidateName("worker_id", string(h.worker)); err != nil {
 		return nil, err
 	}
 	// A server without peers forgets the bucket, which is in memory, when it
 	// restarts. That hides workers until the next Init and stops none.
-	if err := h.Beat(ctx); errors.Is(err, ErrNotInitialized) {
+	if err := h.claim(ctx); errors.Is(err, ErrNotInitialized) {
 		b.log.Warn("heartbeat not stored: the worker works unseen", "worker_id", string(h.worker), "error", err)
 	} else if err != nil {
 		return nil, err
@@ -63,11 +80,11 @@ func (b *Bus) announce(ctx context.Context, every time.Duration, info func() pro
 	// The life of the heartbeat is Close's, not the caller's first request's.
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	h.stop = stop
-	go h.run(running, every)
+	go h.renew(running, every)
 	return h, nil
 }
 
-func (h *Heartbeat) run(ctx context.Context, every time.Duration) {
+func (h *Heartbeat) renew(ctx context.Context, every time.Duration) {
 	defer close(h.done)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -83,8 +100,13 @@ func (h *Heartbeat) run(ctx context.Context, every time.Duration) {
 	}
 }
 
+// Lost is closed when another worker has taken the id and renews it: this one
+// should stop, for the fleet no longer sees it.
+func (h *Heartbeat) Lost() <-chan struct{} { return h.lost }
+
 // Beat writes the entry now, for a change that observers should not wait for,
-// such as a drain. It blocks until the write is acked, at most 5 s.
+// such as a drain. It blocks until the write is acked, at most some seconds.
+// Another's entry in its place is [ErrWorkerTaken].
 func (h *Heartbeat) Beat(ctx context.Context) error {
 	select {
 	case h.write <- struct{}{}:
@@ -92,35 +114,48 @@ func (h *Heartbeat) Beat(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	info := h.info()
-	info.SeenAt = protocol.NewTime(time.Now())
-	body, err := json.Marshal(info)
+	body, err := h.entry()
 	if err != nil {
-		return fmt.Errorf("heartbeat: %w", err)
+		return err
 	}
-	return h.put(ctx, &nats.Msg{Data: body})
+	err = h.put(ctx, &nats.Msg{Data: body})
+	var taken *takenError
+	switch {
+	case errors.As(err, &taken) && h.foreign != 0 && taken.sequence != h.foreign:
+		// Somebody else renews it. One foreign entry alone could be this run's own
+		// write whose answer was lost.
+		h.lostOnce.Do(func() { close(h.lost) })
+	case errors.As(err, &taken):
+		h.foreign = taken.sequence
+	case err == nil:
+		h.foreign = 0
+	}
+	return err
 }
 
-func (h *Heartbeat) put(ctx context.Context, m *nats.Msg) error {
-	bucket := h.bus.ns.WorkerBucket()
-	m.Subject = kvSubject(bucket, string(h.worker))
-	if _, err := h.bus.store(ctx, h.bus.nc, kvStream(bucket), m); err != nil {
-		return fmt.Errorf("heartbeat of %s: %w", h.worker, err)
+// entry is what the registry shows now.
+func (h *Heartbeat) entry() ([]byte, error) {
+	info := h.info()
+	info.RunID, info.SeenAt = h.run, protocol.NewTime(time.Now())
+	body, err := json.Marshal(info)
+	if err != nil {
+		return nil, fmt.Errorf("heartbeat: %w", err)
 	}
-	return nil
+	return body, nil
 }
 
 // Close ends the heartbeat and removes the entry, so that nobody waits 30 s to
-// see that the worker left. It is idempotent and blocks until both is done, at
-// most until ctx ends.
+// see that the worker left; another's entry stays. It is idempotent and blocks
+// until both is done, at most until ctx ends.
 func (h *Heartbeat) Close(ctx context.Context) error {
 	h.close.Do(func() {
 		h.stop()
 		<-h.done
 		marker := nats.NewMsg("")
 		marker.Header.Set(headerKVOperation, "DEL")
-		if h.err = h.put(ctx, marker); errors.Is(h.err, ErrNotInitialized) {
-			h.err = nil // the bucket is gone, and the entry with it
+		h.err = h.put(ctx, marker)
+		if errors.Is(h.err, ErrNotInitialized) || errors.Is(h.err, ErrWorkerTaken) {
+			h.err = nil // the bucket is gone, and the entry with it; or it is another's
 		}
 	})
 	return h.err

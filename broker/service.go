@@ -35,11 +35,11 @@ type ServiceConfig struct {
 	Pool     string
 	// Version of the program; one that is not semantic is shown as 0.0.0.
 	Version string
-	// Drain begins a drain and returns without waiting for its end; ctx ends with
-	// the service. Its error is the asker's.
+	// Drain begins a drain and returns once the worker takes no more, without
+	// waiting for its end; ctx ends with the service. Its error is the asker's.
 	Drain func(ctx context.Context) error
 	// Stats is the worker's state now. It must not block.
-	Stats func() protocol.WorkerInfo
+	Stats func() protocol.WorkerStats
 }
 
 // Service answers control requests for a worker, on the connection's
@@ -163,22 +163,25 @@ func (s *Service) Close(ctx context.Context) error {
 
 func (b *Bus) stopped(err error) error { return b.failure(context.Background(), "", err) }
 
-// DrainWorker asks a worker to drain and returns when it began: it takes no more
-// jobs then. Its end shows in [Bus.Workers]. Nobody there is
-// [ErrUnknownWorker], a refusal [ErrWorker].
-func (b *Bus) DrainWorker(ctx context.Context, id protocol.WorkerID) error {
-	_, err := b.askWorker(ctx, id, verbDrain)
-	return err
+// DrainWorker asks a worker to drain and returns, with its state, when it takes
+// no more jobs; what it runs goes on within its drain timeout. The end shows in
+// [Bus.Workers]. Nobody there is [ErrUnknownWorker], a refusal [ErrWorker].
+func (b *Bus) DrainWorker(ctx context.Context, id protocol.WorkerID) (protocol.WorkerStats, error) {
+	return b.askState(ctx, id, verbDrain)
 }
 
 // WorkerStats asks a worker for its state now. Nobody there is
 // [ErrUnknownWorker].
-func (b *Bus) WorkerStats(ctx context.Context, id protocol.WorkerID) (protocol.WorkerInfo, error) {
-	answer, err := b.askWorker(ctx, id, verbStats)
+func (b *Bus) WorkerStats(ctx context.Context, id protocol.WorkerID) (protocol.WorkerStats, error) {
+	return b.askState(ctx, id, verbStats)
+}
+
+func (b *Bus) askState(ctx context.Context, id protocol.WorkerID, verb string) (protocol.WorkerStats, error) {
+	answer, err := b.askWorker(ctx, id, verb)
 	if err != nil {
-		return protocol.WorkerInfo{}, err
+		return protocol.WorkerStats{}, err
 	}
-	return protocol.ParseWorkerInfo(answer.Data)
+	return protocol.ParseWorkerStats(answer.Data)
 }
 
 func (b *Bus) askWorker(ctx context.Context, id protocol.WorkerID, verb string) (*nats.Msg, error) {

@@ -19,7 +19,9 @@ func serve(t *testing.T, b *broker.Bus, id protocol.WorkerID, drain func(context
 	t.Helper()
 	s, err := b.Serve(t.Context(), broker.ServiceConfig{
 		WorkerID: id, Pool: "default", Version: "1.2.3", Drain: drain,
-		Stats: func() protocol.WorkerInfo { return protocol.WorkerInfo{WorkerID: id, Pool: "default", Slots: 7} },
+		Stats: func() protocol.WorkerStats {
+			return protocol.WorkerStats{WorkerInfo: protocol.WorkerInfo{WorkerID: id, Pool: "default", Slots: 7}}
+		},
 	})
 	if err != nil {
 		t.Fatalf("Serve() = %v", err)
@@ -107,15 +109,15 @@ func TestDrainReachesTheWorkerAndItsRefusalTheAsker(t *testing.T) {
 	asked := make(chan context.Context, 1)
 	service := serve(t, worker, "wrk_1", func(ctx context.Context) error { asked <- ctx; return nil })
 	serve(t, worker, "wrk_2", func(context.Context) error { return errors.New("no, thanks") })
-	if err := operator.DrainWorker(t.Context(), "wrk_1"); err != nil {
+	if _, err := operator.DrainWorker(t.Context(), "wrk_1"); err != nil {
 		t.Fatalf("DrainWorker() = %v", err)
 	}
 	ctx := <-asked
 	if ctx.Err() != nil {
 		t.Errorf("the drain's context ended: %v", ctx.Err())
 	}
-	wantError(t, "DrainWorker()", operator.DrainWorker(t.Context(), "wrk_2"), broker.ErrWorker, "no, thanks", "wrk_2")
-	wantError(t, "DrainWorker()", operator.DrainWorker(t.Context(), "wrk_3"), broker.ErrUnknownWorker, "wrk_3", "starling workers")
+	wantError(t, "DrainWorker()", drainError(t, operator, "wrk_2"), broker.ErrWorker, "no, thanks", "wrk_2")
+	wantError(t, "DrainWorker()", drainError(t, operator, "wrk_3"), broker.ErrUnknownWorker, "wrk_3", "starling workers")
 	_, err := operator.WorkerStats(t.Context(), "wrk_3")
 	wantError(t, "WorkerStats()", err, broker.ErrUnknownWorker)
 	if err := service.Close(t.Context()); err != nil {
@@ -124,7 +126,7 @@ func TestDrainReachesTheWorkerAndItsRefusalTheAsker(t *testing.T) {
 	if ctx.Err() == nil {
 		t.Error("the drain's context lives on after Close")
 	}
-	wantError(t, "DrainWorker() after Close", operator.DrainWorker(t.Context(), "wrk_1"), broker.ErrUnknownWorker)
+	wantError(t, "DrainWorker() after Close", drainError(t, operator, "wrk_1"), broker.ErrUnknownWorker)
 }
 
 func TestWorkersAreDiscoverableAsMicroServices(t *testing.T) {
@@ -174,4 +176,10 @@ func TestServiceCloseAfterTheBus(t *testing.T) {
 	if err := service.Close(t.Context()); err != nil {
 		t.Errorf("Close() = %v", err)
 	}
+}
+
+func drainError(t *testing.T, b *broker.Bus, id protocol.WorkerID) error {
+	t.Helper()
+	_, err := b.DrainWorker(t.Context(), id)
+	return err
 }

@@ -6,9 +6,10 @@ import (
 )
 
 // WorkerInfo is a worker's entry in the workers bucket, renewed by its
-// heartbeat, and the answer to the verb "stats".
+// heartbeat. RunID tells one run from another of the same id.
 type WorkerInfo struct {
 	WorkerID  WorkerID `json:"worker_id"`
+	RunID     string   `json:"run_id,omitempty"`
 	Pool      string   `json:"pool"`
 	Host      string   `json:"host"`
 	PID       int      `json:"pid"`
@@ -34,6 +35,42 @@ func ParseWorkerInfo(data []byte) (WorkerInfo, error) {
 		return WorkerInfo{}, fmt.Errorf("%w: worker: %w", ErrControl, err)
 	}
 	return w, nil
+}
+
+// WorkerStats is the answer to the verbs "stats" and "drain": the worker's entry,
+// and what it runs.
+type WorkerStats struct {
+	WorkerInfo
+	// Tasks run now, the oldest first; at most [MaxStatsTasks] of them.
+	Tasks []RunningTask `json:"tasks"`
+}
+
+// MaxStatsTasks bounds the tasks in a worker's answer, which must fit a message.
+const MaxStatsTasks = 1000
+
+// RunningTask is a task whose guest runs on a worker.
+type RunningTask struct {
+	DelegationID DelegationID `json:"delegation_id"`
+	TaskID       TaskID       `json:"task_id"`
+	Capsule      string       `json:"capsule"` // name@version
+	Attempt      int          `json:"attempt"`
+	StartedAt    Time         `json:"started_at,omitzero"`
+}
+
+// ParseWorkerStats reads a worker's answer. One of a worker that does not tell
+// its tasks has none.
+func ParseWorkerStats(data []byte) (WorkerStats, error) {
+	info, err := ParseWorkerInfo(data)
+	if err != nil {
+		return WorkerStats{}, err
+	}
+	var more struct {
+		Tasks []RunningTask `json:"tasks"`
+	}
+	if err := unmarshalExact(data, &more); err != nil {
+		return WorkerStats{}, fmt.Errorf("%w: worker: %w", ErrControl, err)
+	}
+	return WorkerStats{WorkerInfo: info, Tasks: more.Tasks}, nil
 }
 
 // CancelRequest asks the worker of a running delegation to end it. A body that

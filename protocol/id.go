@@ -41,6 +41,9 @@ func NewSessionID() SessionID { return SessionID(mint("ses_")) }
 // NewWorkerID mints an id for a worker.
 func NewWorkerID() WorkerID { return WorkerID(mint("wrk_")) }
 
+// NewRunID mints what tells one run of a worker from another of the same id.
+func NewRunID() string { return mint("run_") }
+
 // NewMessageID mints an id for a message.
 func NewMessageID() MessageID { return MessageID(mint("msg_")) }
 

@@ -52,6 +52,7 @@ func WorkerUser(ns protocol.Namespace, worker protocol.WorkerID, pool string) Us
 		Publish: []string{
 			"$JS.ACK." + ns.JobsStream() + ".>", string(ns) + ".tasks.*", string(ns) + ".dlq.*.*",
 			"$KV." + ns.LedgerBucket() + ".*.*", "$KV." + ns.WorkerBucket() + "." + string(worker),
+			ns.WorkerSubject(worker, "stats"),
 			"$O." + ns.ResultBucket() + ".C.*", "$O." + ns.ResultBucket() + ".M.*",
 			api + "DIRECT.GET." + capsules,
 		},

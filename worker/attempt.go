@@ -105,7 +105,9 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 		MaxTurns: a.manifest.Inference.MaxTurns, MaxTokens: a.manifest.Inference.MaxSessionTokens,
 	})
 	a.cancel.onKill(func() { stop(errCanceled) })
-	defer a.w.running.add(a.claim.Record.SessionID, &guest{a.dir, a.manifest.Capabilities.Limits.WorkdirBytes, stop})()
+	defer a.w.running.add(a.claim.Record.SessionID, &guest{
+		a.dir, a.manifest.Capabilities.Limits.WorkdirBytes, stop, runningTask(a.claim.Record),
+	})()
 	stderr := &lazyFile{path: filepath.Join(a.dir.base, "stderr.log")}
 	defer stderr.close()
 	end := a.w.engine.Run(running, sandbox.Spec{

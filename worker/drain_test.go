@@ -31,8 +31,8 @@ func TestDrainOfAnIdleWorker(t *testing.T) {
 		"Stop":        func(_ *testing.T, _ *fleet, m *member) { m.Stop() },
 		"Stop twice":  func(_ *testing.T, _ *fleet, m *member) { m.Stop(); m.Stop(); m.Drain() },
 		"the verb": func(t *testing.T, f *fleet, m *member) {
-			if err := f.bus.DrainWorker(t.Context(), m.ID()); err != nil {
-				t.Fatal(err)
+			if state, err := f.bus.DrainWorker(t.Context(), m.ID()); err != nil || !state.Draining {
+				t.Fatalf("DrainWorker() = %+v, %v; want draining", state, err)
 			}
 		},
 	} {
@@ -239,7 +239,7 @@ func TestStatsOfAWorker(t *testing.T) {
 	m := f.hire(t, func(c *worker.Config) { c.Slots, c.Host, c.Version = 3, "here", "v9" })
 	job := f.dispatch(t, f.job(f.push(t, "busy", guest(t, say("ready"), untilCanceled())), "x"))
 	f.saying(t, job, "ready")
-	stats := func() protocol.WorkerInfo {
+	stats := func() protocol.WorkerStats {
 		info, err := f.bus.WorkerStats(t.Context(), m.ID())
 		if err != nil {
 			t.Fatal(err)
@@ -249,12 +249,16 @@ func TestStatsOfAWorker(t *testing.T) {
 	if i := stats(); i.Slots != 3 || i.Busy != 1 || i.JobsDone != 0 || i.Draining || i.Pool != protocol.DefaultPool || i.Host != "here" || i.Version != "v9" {
 		t.Errorf("stats = %+v, want 3 slots, 1 busy", i)
 	}
+	if tasks := stats().Tasks; len(tasks) != 1 || tasks[0].TaskID != job.TaskID || tasks[0].DelegationID != job.DelegationID ||
+		tasks[0].Capsule != "busy@1.0.0" || tasks[0].Attempt != 1 || tasks[0].StartedAt.IsZero() {
+		t.Errorf("tasks = %+v, want the one that runs", tasks)
+	}
 	if _, err := f.cancel(t, job); err != nil {
 		t.Fatal(err)
 	}
 	f.settled(t, job)
 	testenv.Eventually(t, soon, func() error {
-		if i := stats(); i.Busy != 0 || i.JobsDone != 1 {
+		if i := stats(); i.Busy != 0 || i.JobsDone != 1 || len(i.Tasks) != 0 {
 			return fmt.Errorf("stats = %+v, want none busy and one done", i)
 		}
 		return nil

@@ -1,8 +1,10 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +16,13 @@ type guest struct {
 	dir   *workdir
 	quota int64
 	stop  context.CancelCauseFunc
+	task  protocol.RunningTask
+}
+
+func runningTask(rec protocol.Record) protocol.RunningTask {
+	return protocol.RunningTask{
+		DelegationID: rec.DelegationID, TaskID: rec.TaskID, Capsule: rec.Capsule.String(), Attempt: rec.Attempt, StartedAt: rec.StartedAt,
+	}
 }
 
 // running is the set of guests that run now. It is safe for concurrent use.
@@ -47,6 +56,18 @@ func (r *running) snapshot() map[protocol.SessionID]*guest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.guests)
+}
+
+// tasks are what runs now, the oldest first, as an operator is told.
+func (r *running) tasks() []protocol.RunningTask {
+	tasks := []protocol.RunningTask{}
+	for _, g := range r.snapshot() {
+		tasks = append(tasks, g.task)
+	}
+	slices.SortFunc(tasks, func(a, b protocol.RunningTask) int {
+		return cmp.Or(a.StartedAt.Std().Compare(b.StartedAt.Std()), cmp.Compare(a.TaskID, b.TaskID))
+	})
+	return tasks[:min(len(tasks), protocol.MaxStatsTasks)]
 }
 
 const (

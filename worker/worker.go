@@ -31,12 +31,14 @@ type Worker struct {
 	reports  chan struct{} // one place per job that reports outside a slot
 
 	startedAt time.Time
+	runID     string // of this run, as the registry shows it
 	jobsDone  atomic.Int64
 	draining  atomic.Bool
 
 	drainOnce, stopOnce sync.Once
 	drainAsked          chan struct{} // closed by Drain
 	stopAsked           chan struct{} // closed by Stop
+	left                chan struct{} // closed by work when nothing more is taken
 }
 
 // New makes a worker on parts that the caller owns and closes after Run. It
@@ -47,8 +49,8 @@ func New(cfg Config, bus *broker.Bus, engine *sandbox.Engine, bridge *completion
 	}
 	return &Worker{
 		cfg: cfg, bus: bus, engine: engine, bridge: bridge, log: log.With("worker_id", cfg.WorkerID),
-		reports: make(chan struct{}, cfg.Reports), startedAt: time.Now(),
-		drainAsked: make(chan struct{}), stopAsked: make(chan struct{}),
+		reports: make(chan struct{}, cfg.Reports), startedAt: time.Now(), runID: protocol.NewRunID(),
+		drainAsked: make(chan struct{}), stopAsked: make(chan struct{}), left: make(chan struct{}),
 	}, nil
 }
 
@@ -139,6 +141,8 @@ func (w *Worker) work(ctx, life context.Context, presence *presence, ready func(
 	select {
 	case <-ctx.Done():
 	case <-w.drainAsked:
+	case <-presence.heartbeat.Lost():
+		err = fmt.Errorf("worker: %w: another worker has %s now: this one stops", broker.ErrWorkerTaken, w.cfg.WorkerID)
 	case err = <-took:
 		took <- nil // read once more below
 	}
@@ -148,6 +152,7 @@ func (w *Worker) work(ctx, life context.Context, presence *presence, ready func(
 		w.log.Warn("drain not announced", "error", err)
 	}
 	takeNoMore()
+	close(w.left)
 	settled := make(chan struct{})
 	go func() {
 		defer close(settled)
@@ -186,20 +191,52 @@ type presence struct {
 	service   *broker.Service
 }
 
+// announce claims the worker's id, answers under it, and looks once more that it
+// has it: of two that start at a time both may have found nobody to ask.
 func (w *Worker) announce(ctx context.Context) (*presence, error) {
-	service, err := w.bus.Serve(ctx, broker.ServiceConfig{
-		WorkerID: w.cfg.WorkerID, Pool: w.cfg.Pool, Version: w.cfg.Version,
-		Drain: func(context.Context) error { w.Drain(); return nil },
-		Stats: w.info,
+	waiting, stop := context.WithCancel(ctx)
+	var drained sync.WaitGroup
+	drained.Go(func() { // a worker that waits for its id can be stopped
+		select {
+		case <-w.drainAsked:
+			stop()
+		case <-waiting.Done():
+		}
 	})
+	heartbeat, err := w.bus.Announce(waiting, w.info)
+	stop()
+	drained.Wait()
 	if err != nil {
 		return nil, err
 	}
-	heartbeat, err := w.bus.Announce(context.WithoutCancel(ctx), w.info)
+	life := context.WithoutCancel(ctx)
+	service, err := w.bus.Serve(life, broker.ServiceConfig{
+		WorkerID: w.cfg.WorkerID, Pool: w.cfg.Pool, Version: w.cfg.Version, Drain: w.drainOnRequest, Stats: w.stats,
+	})
 	if err != nil {
-		return nil, errors.Join(err, service.Close(ctx))
+		return nil, errors.Join(err, heartbeat.Close(life))
 	}
-	return &presence{heartbeat, service}, nil
+	p := &presence{heartbeat, service}
+	if err := heartbeat.Confirm(life); err != nil {
+		return nil, errors.Join(err, p.close(life))
+	}
+	return p, nil
+}
+
+// drainAnswer bounds how long a drain's asker waits for the worker to take no
+// more; then it drains all the same.
+const drainAnswer = 3 * time.Second
+
+func (w *Worker) drainOnRequest(ctx context.Context) error {
+	w.Drain()
+	timer := time.NewTimer(drainAnswer)
+	defer timer.Stop()
+	select {
+	case <-w.left:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return nil
 }
 
 // leave says that the worker takes no more.
@@ -216,8 +253,13 @@ func (p *presence) close(ctx context.Context) error {
 // info is the worker's entry in the registry.
 func (w *Worker) info() protocol.WorkerInfo {
 	return protocol.WorkerInfo{
-		WorkerID: w.cfg.WorkerID, Pool: w.cfg.Pool, Host: w.cfg.Host, PID: os.Getpid(), Version: w.cfg.Version,
+		WorkerID: w.cfg.WorkerID, RunID: w.runID, Pool: w.cfg.Pool, Host: w.cfg.Host, PID: os.Getpid(), Version: w.cfg.Version,
 		Slots: w.cfg.Slots, Busy: w.taker.Busy(), Draining: w.draining.Load(), JobsDone: w.jobsDone.Load(),
 		StartedAt: protocol.NewTime(w.startedAt), SeenAt: protocol.NewTime(time.Now()),
 	}
+}
+
+// stats is the entry and what runs now.
+func (w *Worker) stats() protocol.WorkerStats {
+	return protocol.WorkerStats{WorkerInfo: w.info(), Tasks: w.running.tasks()}
 }
