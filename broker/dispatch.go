@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"starling/protocol"
 )
@@ -30,6 +31,9 @@ type DispatchOptions struct {
 	AllowUnserved bool
 	// Traceparent is the W3C trace that the job continues; "" for none.
 	Traceparent string
+	// Header are further headers of the job. Those that instruct the bus (Nats-…)
+	// and Starling's own are left out.
+	Header map[string][]string
 }
 
 // Dispatched is a delegation that is in the fleet's hands.
@@ -49,7 +53,7 @@ type Dispatched struct {
 // is done, or, without a deadline in ctx, 15 s have passed.
 //
 // Refusals, after which nothing is queued and no record stays: [ErrPoolUnserved],
-// [ErrPoolUndeclared], [ErrUnknownCapsule], [ErrQueueFull],
+// [ErrPoolUndeclared], [ErrNotInitialized], [ErrUnknownCapsule], [ErrQueueFull],
 // [protocol.ErrJobTooLarge], [protocol.ErrJob], [ErrDenied]. [ErrUnclear]: the
 // bus gave no clear answer; dispatch the same delegation again. Others:
 // [ErrUnavailable] and [ErrClosed], before anything was written, and
@@ -73,7 +77,7 @@ func (b *Bus) dispatch(ctx context.Context, job protocol.Job, opts DispatchOptio
 	job, refusal := b.admit(ctx, job, opts)
 	if refusal != nil {
 		// What was dispatched before is not undone by a pool that is idle now.
-		if !errors.Is(refusal, ErrPoolUnserved) && !errors.Is(refusal, ErrUnknownCapsule) {
+		if !errors.Is(refusal, ErrPoolUnserved) && !errors.Is(refusal, ErrUnknownCapsule) && !errors.Is(refusal, ErrPoolUndeclared) {
 			return Dispatched{}, refusal
 		}
 		e, err := b.ReadRecord(ctx, job.Spawner.SessionID, job.DelegationID, 0)
@@ -112,6 +116,9 @@ func (b *Bus) admit(ctx context.Context, job protocol.Job, opts DispatchOptions)
 			return job, err
 		}
 		if !served {
+			if err := b.declared(ctx, job); err != nil {
+				return job, err
+			}
 			return job, fmt.Errorf("%w: no live worker takes from %q: start one with `starling worker --pool %s`, or let the job wait",
 				ErrPoolUnserved, job.Pool, job.Pool)
 		}
@@ -124,6 +131,38 @@ func (b *Bus) admit(ctx context.Context, job protocol.Job, opts DispatchOptions)
 		job.Capsule.Digest = capsule.Digest
 	}
 	return job, nil
+}
+
+// declared asks whether the jobs stream has the pool, which nothing but a right
+// to publish jobs is needed for: the job's subject, with a condition that never
+// holds. Nobody who listens there for a while is [ErrPoolUndeclared], or
+// [ErrNotInitialized] when the namespace has no ledger either.
+func (b *Bus) declared(ctx context.Context, job protocol.Job) error {
+	probe := &nats.Msg{
+		Subject: b.ns.JobSubject(job.Pool, job.Lane(), job.TaskID),
+		Header:  nats.Header{jetstream.ExpectedStreamHeader: {"none"}},
+	}
+	ledger := kvStream(b.ns.LedgerBucket())
+	for deadline := time.Now().Add(undeclaredWait); ; {
+		_, err := b.publish(ctx, probe)
+		if !errors.Is(err, errNoResponders) {
+			return nil // the stream refused it, or nobody can tell
+		}
+		if err := b.absent(ctx, ledger); errors.Is(err, ErrNotInitialized) || errors.Is(err, ErrNoJetStream) {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return undeclared(b.ns, job.Pool)
+		}
+		if err := retry(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+func undeclared(ns protocol.Namespace, pool string) error {
+	return fmt.Errorf("%w: the jobs stream of namespace %s has no pool %q: declare it with `starling init --pools %s`; if it is declared, the stream has no leader now",
+		ErrPoolUndeclared, ns, pool, pool)
 }
 
 // again answers a dispatch of a delegation that has a record: while that is
@@ -191,6 +230,11 @@ func (b *Bus) jobMessage(e Entry, job protocol.Job, opts DispatchOptions) (*nats
 		return nil, err
 	}
 	m := expecting(b.ns.JobSubject(job.Pool, job.Lane(), job.TaskID), 0, body)
+	for name, values := range opts.Header {
+		if carriesOver(name) {
+			m.Header[name] = values
+		}
+	}
 	m.Header[protocol.HeaderLedgerRevision] = []string{strconv.FormatUint(e.Revision, 10)}
 	if opts.Traceparent != "" {
 		m.Header[protocol.HeaderTraceparent] = []string{oneLine(opts.Traceparent)}
@@ -213,8 +257,7 @@ func (b *Bus) publishJob(ctx context.Context, m *nats.Msg, job protocol.Job) err
 				silentSince = time.Now()
 			}
 			if unanswered == nil && time.Since(silentSince) > undeclaredWait {
-				return fmt.Errorf("%w: nobody listens on %s: run `starling init --pools %s`, or wait for the jobs stream to have a leader",
-					ErrPoolUndeclared, m.Subject, job.Pool)
+				return undeclared(b.ns, job.Pool)
 			}
 		case errors.Is(err, ErrUnavailable):
 			unanswered = err

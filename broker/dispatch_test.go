@@ -158,6 +158,11 @@ func TestDispatchRefusesAtOnceAndLeavesNothing(t *testing.T) {
 	}{
 		"a full queue":  {newJob(), broker.DispatchOptions{AllowUnserved: true}, broker.ErrQueueFull, "STARLING_JOBS"},
 		"nobody serves": {newJob(), broker.DispatchOptions{}, broker.ErrPoolUnserved, "starling worker --pool default"},
+		"an undeclared pool that nobody serves": {
+			newJob(func(j *protocol.Job) { j.Pool = "gpu" }),
+			broker.DispatchOptions{},
+			broker.ErrPoolUndeclared, "starling init --pools gpu",
+		},
 		"an undeclared pool": {
 			newJob(func(j *protocol.Job) { j.Pool = "gpu" }),
 			broker.DispatchOptions{AllowUnserved: true},
@@ -392,4 +397,49 @@ func TestDispatchOnThreeReplicas(t *testing.T) {
 	if err != nil {
 		t.Errorf("Dispatch() while the stream elects = %+v, %v", d, err)
 	}
+}
+
+// TestDispatchBeforeInitSaysSo, with a parent's rights too.
+func TestDispatchBeforeInitSaysSo(t *testing.T) {
+	t.Parallel()
+	job := newJob()
+	s := testenv.NATS(t, testenv.WithUsers(testenv.OperatorUser(), testenv.ParentUser(protocol.DefaultNamespace, job.Spawner.SessionID)))
+	for _, user := range []testenv.User{testenv.OperatorUser(), testenv.ParentUser(protocol.DefaultNamespace, job.Spawner.SessionID)} {
+		b := connected(t, s.URL(), as(user))
+		for _, opts := range []broker.DispatchOptions{{}, {AllowUnserved: true}} {
+			_, err := b.Dispatch(t.Context(), job, opts)
+			wantError(t, "Dispatch()", err, broker.ErrNotInitialized, "starling init")
+		}
+	}
+}
+
+// TestAParentLearnsThatAPoolIsNotDeclared with no right to look at the jobs
+// stream: what asks for it stores nothing.
+func TestAParentLearnsThatAPoolIsNotDeclared(t *testing.T) {
+	t.Parallel()
+	job := newJob()
+	parent := testenv.ParentUser(protocol.DefaultNamespace, job.Spawner.SessionID)
+	s := testenv.NATS(t, testenv.WithUsers(testenv.OperatorUser(), parent))
+	operator := connected(t, s.URL(), as(testenv.OperatorUser()))
+	if err := operator.Init(t.Context(), broker.InitConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	b := connected(t, s.URL(), as(parent))
+	_, err := b.Dispatch(t.Context(), job, broker.DispatchOptions{})
+	wantError(t, "Dispatch() to a declared pool", err, broker.ErrPoolUnserved)
+	job.Pool = "gpu"
+	_, err = b.Dispatch(t.Context(), job, broker.DispatchOptions{})
+	wantError(t, "Dispatch() to another", err, broker.ErrPoolUndeclared, "gpu", "starling init --pools gpu")
+	if stats, err := operator.PoolStats(t.Context()); err != nil || len(stats) != 1 || stats[0].Pending != 0 {
+		t.Errorf("PoolStats() = %+v, %v; want nothing queued", stats, err)
+	}
+}
+
+func TestAnUndeclaredPoolAtThreeReplicas(t *testing.T) {
+	t.Parallel()
+	b, _ := threeServers(t)
+	_, err := b.Dispatch(t.Context(), newJob(func(j *protocol.Job) { j.Pool = "gpu" }), broker.DispatchOptions{})
+	wantError(t, "Dispatch()", err, broker.ErrPoolUndeclared, "starling init --pools gpu")
+	_, err = b.Dispatch(t.Context(), newJob(), broker.DispatchOptions{})
+	wantError(t, "Dispatch()", err, broker.ErrPoolUnserved)
 }

@@ -102,6 +102,9 @@ const (
 	codeStoreFailed        jetstream.ErrorCode = 10077
 	codeTooLarge           jetstream.ErrorCode = 10054
 	codeConsumerNotFound   jetstream.ErrorCode = 10014
+	codeNoStorage          jetstream.ErrorCode = 10047
+	codeNoMemory           jetstream.ErrorCode = 10028
+	codeAccountLimit       jetstream.ErrorCode = 10002
 )
 
 // failure translates an error of the client at the package's edge: the class,

@@ -288,9 +288,18 @@ func TestAnUninitializedNamespaceSaysSo(t *testing.T) {
 
 func TestAStoreThatIsTooSmallIsTold(t *testing.T) {
 	t.Parallel()
-	s := testenv.NATS(t, testenv.WithMaxStore(1<<20))
-	err := connected(t, s.URL()).Init(t.Context(), broker.InitConfig{})
-	wantError(t, "Init()", err, broker.ErrRefused, "storage")
+	b := connected(t, testenv.NATS(t, testenv.WithMaxStore(1<<20)).URL())
+	wantError(t, "Init()", b.Init(t.Context(), broker.InitConfig{}), broker.ErrRefused,
+		"STARLING_JOBS", "1073741824 bytes", "insufficient storage", "max_file_store", "--max-job-bytes")
+	wantError(t, "Init()", b.Init(t.Context(), broker.InitConfig{MaxJobBytes: 1 << 10, MaxFrameBytes: 1 << 30}), broker.ErrRefused,
+		"STARLING_TASKS", "1073741824 bytes", "--max-frame-bytes")
+}
+
+func TestAStoreThatIsTooSmallIsToldAtThreeReplicas(t *testing.T) {
+	t.Parallel()
+	b := connected(t, testenv.Cluster(t, testenv.WithMaxStore(1<<20)).URL())
+	wantError(t, "Init()", b.Init(t.Context(), broker.InitConfig{Replicas: 3}), broker.ErrRefused,
+		"STARLING_JOBS", "3 replicas", "1073741824 bytes", "insufficient storage", "max_file_store", "--max-job-bytes")
 }
 
 func TestTheLedgerIsMirrored(t *testing.T) {

@@ -115,12 +115,19 @@ var ErrManifest = errors.New("manifest")
 // does not name are ignored and returned, sorted, as warnings; an error is
 // [ErrManifest] and joins all problems.
 func ParseManifest(data []byte) (Manifest, []string, error) {
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return Manifest{}, nil, fmt.Errorf("%w: it is no YAML: %s", ErrManifest, strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := checkShape(&document); err != nil {
+		return Manifest{}, nil, err
+	}
 	m := DefaultManifest("", "")
-	if err := yaml.Unmarshal(data, &m); err != nil {
+	if err := document.Decode(&m); err != nil {
 		return Manifest{}, nil, fmt.Errorf("%w: %w", ErrManifest, err)
 	}
 	var raw map[string]any
-	if err := yaml.Unmarshal(data, &raw); err != nil {
+	if err := document.Decode(&raw); err != nil {
 		return Manifest{}, nil, fmt.Errorf("%w: %w", ErrManifest, err)
 	}
 	warnings := unknownKeys("", raw, manifestKeys)
@@ -128,47 +135,25 @@ func ParseManifest(data []byte) (Manifest, []string, error) {
 	if asked, ok := dig(raw, "inference", "max_session_tokens"); ok && m.Inference.MaxSessionTokens == 0 && asked != nil {
 		return Manifest{}, warnings, fmt.Errorf("%w: inference.max_session_tokens is 0: leave it out for no ceiling", ErrManifest)
 	}
-	if err := errors.Join(wholeNumbers("", raw), m.Validate()); err != nil {
+	if err := m.Validate(); err != nil {
 		return Manifest{}, warnings, err
 	}
 	return m, warnings, nil
 }
 
-// wholeNumbers refuses fractions, which the YAML reader would cut off.
-func wholeNumbers(prefix string, raw map[string]any) error {
-	var problems []error
-	for key, value := range raw {
-		switch v := value.(type) {
-		case float64:
-			if _, known := manifestNumbers[key]; known && v != math.Trunc(v) {
-				problems = append(problems, fmt.Errorf("%w: %s is %v: it is a whole number", ErrManifest, prefix+key, v))
-			}
-		case map[string]any:
-			problems = append(problems, wholeNumbers(prefix+key+".", v))
-		}
-	}
-	return errors.Join(problems...)
-}
-
-// manifestNumbers are the keys that hold numbers.
-var manifestNumbers = map[string]struct{}{
-	"memory_bytes": {}, "table_elements": {}, "instances": {}, "deadline_seconds": {}, "workdir_bytes": {},
-	"max_turns": {}, "max_session_tokens": {},
-}
-
-// manifestKeys is the tree of known keys; nil marks a leaf.
+// manifestKeys is the tree of known keys; a leaf is what stands there.
 var manifestKeys = map[string]any{
-	"name": nil, "version": nil, "description": nil, "output": nil,
+	"name": shapeText, "version": shapeText, "description": shapeText, "output": shapeText,
 	"capabilities": map[string]any{
-		"filesystem": map[string]any{"scope": nil, "read_only": nil},
-		"env":        map[string]any{"allow": nil},
-		"network":    map[string]any{"allow": nil},
+		"filesystem": map[string]any{"scope": shapeText, "read_only": shapeTexts},
+		"env":        map[string]any{"allow": shapeTexts},
+		"network":    map[string]any{"allow": shapeTexts},
 		"limits": map[string]any{
-			"memory_bytes": nil, "table_elements": nil, "instances": nil,
-			"deadline_seconds": nil, "workdir_bytes": nil,
+			"memory_bytes": shapeNumber, "table_elements": shapeNumber, "instances": shapeNumber,
+			"deadline_seconds": shapeNumber, "workdir_bytes": shapeNumber,
 		},
 	},
-	"inference": map[string]any{"max_turns": nil, "max_session_tokens": nil},
+	"inference": map[string]any{"max_turns": shapeNumber, "max_session_tokens": shapeNumber},
 }
 
 func unknownKeys(prefix string, got, known map[string]any) []string {
@@ -179,8 +164,9 @@ func unknownKeys(prefix string, got, known map[string]any) []string {
 			unknown = append(unknown, fmt.Sprintf("unknown key %q", clip(prefix+key, 128)))
 			continue
 		}
-		if sub, isMap := value.(map[string]any); isMap && below != nil {
-			unknown = append(unknown, unknownKeys(prefix+key+".", sub, below.(map[string]any))...)
+		sub, isMap := value.(map[string]any)
+		if tree, isTree := below.(map[string]any); isMap && isTree {
+			unknown = append(unknown, unknownKeys(prefix+key+".", sub, tree)...)
 		}
 	}
 	return unknown

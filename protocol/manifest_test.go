@@ -108,9 +108,16 @@ func TestManifestErrors(t *testing.T) {
 		{"capabilities", "{limits: {deadline_seconds: 0}}", "deadline_seconds"},
 		{"capabilities", "{limits: {deadline_seconds: 31622401}}", "deadline_seconds"},
 		{"capabilities", "{limits: {workdir_bytes: 0}}", "workdir_bytes"},
-		{"capabilities", "{limits: {deadline_seconds: soon}}", "cannot unmarshal"},
-		{"capabilities", "{limits: {deadline_seconds: 1.5}}", "capabilities.limits.deadline_seconds is 1.5: it is a whole number"},
-		{"capabilities", "[]", "cannot unmarshal"},
+		{"capabilities", "{limits: {deadline_seconds: soon}}", `capabilities.limits.deadline_seconds is the text "soon": it is a whole number`},
+		{"capabilities", "{limits: {deadline_seconds: 1.5}}", `capabilities.limits.deadline_seconds is the number "1.5": it is a whole number`},
+		{"capabilities", "{limits: {deadline_seconds: '5'}}", `capabilities.limits.deadline_seconds is the text "5": it is a whole number`},
+		{"capabilities", "{limits: {deadline_seconds: [5]}}", "capabilities.limits.deadline_seconds is a list: it is a whole number"},
+		{"capabilities", "{limits: {memory_bytes: 99999999999999999999}}", "capabilities.limits.memory_bytes is the number"},
+		{"capabilities", "[]", "capabilities is a list: it is a mapping of keys to values"},
+		{"capabilities", "{env: {allow: A}}", `capabilities.env.allow is the text "A": it is a list of texts`},
+		{"capabilities", "{env: {allow: [A, {B: 1}]}}", "capabilities.env.allow[1] is a mapping: it is a text"},
+		{"capabilities", "{env: true}", `capabilities.env is the word "true": it is a mapping of keys to values`},
+		{"name", "[a]", "name is a list: it is a text"},
 		{"capabilities", "{filesystem: {scope: /}}", "scope"},
 		{"capabilities", "{filesystem: {scope: ..}}", "scope"},
 		{"capabilities", "{filesystem: {scope: a/../..}}", "scope"},
@@ -250,4 +257,26 @@ func FuzzParseNetworkRule(f *testing.F) {
 			t.Errorf("ParseNetworkRule(%q) took the host %q", entry, r.Host)
 		}
 	})
+}
+
+// TestManifestErrorsNameTheLine, and say nothing of the types of a program.
+func TestManifestErrorsNameTheLine(t *testing.T) {
+	t.Parallel()
+	_, _, err := protocol.ParseManifest([]byte("name: a\nversion: 1.0.0\ncapabilities:\n  limits:\n    memory_bytes: much\ninference:\n  max_turns: [1]\n"))
+	want := "manifest: line 5: capabilities.limits.memory_bytes is the text \"much\": it is a whole number\n" +
+		"manifest: line 7: inference.max_turns is a list: it is a whole number"
+	if err == nil || err.Error() != want {
+		t.Errorf("ParseManifest = %v, want %s", err, want)
+	}
+	for _, text := range []string{"", "- a", "a: [", "name: a\nname: b", "just text"} {
+		_, _, err := protocol.ParseManifest([]byte(text))
+		if !errors.Is(err, protocol.ErrManifest) {
+			t.Fatalf("ParseManifest(%q) = %v, want %v", text, err, protocol.ErrManifest)
+		}
+		for _, word := range []string{"unmarshal", "!!", "int64", "struct", "protocol."} {
+			if strings.Contains(err.Error(), word) {
+				t.Errorf("ParseManifest(%q) = %q, which says %q", text, err, word)
+			}
+		}
+	}
 }

@@ -204,7 +204,9 @@ func (c conclusion) fileText() string {
 	return "error: " + c.ending.Message
 }
 
-func wholeSeconds(d time.Duration) int64 { return int64(max(0, d) / time.Second) }
+// wholeSeconds rounds to the nearest: a delegation with a deadline of 2 s that
+// began a moment late ran for 2 s, not for 1.
+func wholeSeconds(d time.Duration) int64 { return int64(max(0, d).Round(time.Second) / time.Second) }
 
 func workingFrame(text string) protocol.Frame {
 	return protocol.Frame{Kind: protocol.FrameStatus, State: a2a.TaskStateWorking, Text: text}

@@ -97,6 +97,26 @@ func TestDeadLetters(t *testing.T) {
 			f.checkUntold(t, job, job)
 		}
 	})
+	// A record that cannot be read changes by no redelivery. It stays as it is.
+	t.Run("unreadable record", func(t *testing.T) {
+		t.Parallel()
+		for _, content := range []string{"{", `{"delegation_id":"dlg_0"}`, "record of another"} {
+			job := f.job(capsule, "x")
+			bucket := f.bus.Namespace().LedgerBucket()
+			if content == "record of another" {
+				other, err := f.job(capsule, "y").NewRecord(time.Now()).Encode()
+				if err != nil {
+					t.Fatal(err)
+				}
+				content = string(other)
+			}
+			f.publish(t, "$KV."+bucket+"."+protocol.LedgerKey(job.Spawner.SessionID, job.DelegationID), []byte(content), nil)
+			f.publish(t, f.subject(job), body(t, job), map[string]string{"Starling-Ledger-Revision": "1", "X-Mine": "kept"})
+			letter := f.letter(t, protocol.DefaultPool, job.TaskID)
+			checkLetter(t, letter.Header, letter.Data, body(t, job), "unreadable", "record in the ledger")
+			f.checkUntold(t, job)
+		}
+	})
 	t.Run("no-record", func(t *testing.T) {
 		t.Parallel()
 		job := f.job(capsule, "x")

@@ -18,6 +18,7 @@ func pastDeadline(detail string) situation {
 
 const (
 	deadlineBeforeStart = "the delegation deadline passed before the capsule was started"
+	deadlineWhileLost   = "the capsule was still running after 2s and was ended at the delegation deadline"
 	deadlineWhileRuns   = "the capsule was still running after 1s and was ended at the delegation deadline"
 )
 
@@ -61,13 +62,13 @@ func TestDelegationDeadline(t *testing.T) {
 		t.Parallel()
 		f := newFleet(t)
 		job := f.dispatch(t, f.job(f.push(t, "lost", guest(t, say("ran"))), "x", deadlineIn(-time.Second)))
-		began := job.Deadline.Std().Add(-1200 * time.Millisecond)
+		began := job.Deadline.Std().Add(-1800 * time.Millisecond) // the nearest whole second is 2
 		lost := f.lose(t, job, func(rec *protocol.Record) { rec.StartedAt = protocol.NewTime(began) })
 		f.hire(t, nil)
 		rec := f.settled(t, job)
 		o := rec.Outcome
-		if o.Status != protocol.StatusTerminated || o.ReportedBy != protocol.ReportedByLauncher || o.Detail != deadlineWhileRuns {
-			t.Errorf("outcome = %+v, want terminated, %q", o, deadlineWhileRuns)
+		if o.Status != protocol.StatusTerminated || o.ReportedBy != protocol.ReportedByLauncher || o.Detail != deadlineWhileLost {
+			t.Errorf("outcome = %+v, want terminated, %q", o, deadlineWhileLost)
 		}
 		if rec.Attempt != 1 || o.SessionID != lost.SessionID || o.Workdir != lost.Workdir {
 			t.Errorf("attempt %d, session %s, workdir %s; want the lost attempt's", rec.Attempt, o.SessionID, o.Workdir)

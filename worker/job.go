@@ -86,6 +86,14 @@ func (w *Worker) unclaimed(ctx context.Context, log *slog.Logger, d *broker.Deli
 		w.deadLetter(ctx, log, d, dead)
 		return
 	}
+	if errors.Is(err, protocol.ErrRecord) {
+		// No worker of this version will ever read it: redelivered it would come back
+		// at every ack wait, for ever.
+		w.deadLetter(ctx, log, d, &broker.DeadJobError{
+			Reason: protocol.DeadUnreadable, Detail: "the delegation's record in the ledger: " + err.Error(),
+		})
+		return
+	}
 	log.Warn("job left to be redelivered: it could not be claimed", "error", err)
 	d.Drop()
 }

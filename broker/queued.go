@@ -1,0 +1,48 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"starling/protocol"
+)
+
+// QueuedJobs are the tasks whose jobs are in the stream: they wait, run, or are
+// being reported. It needs an operator's rights and holds all their ids.
+func (b *Bus) QueuedJobs(ctx context.Context) (map[protocol.TaskID]bool, error) {
+	queued := map[protocol.TaskID]bool{}
+	err := b.settled(ctx, func(ctx context.Context) error {
+		name := b.ns.JobsStream()
+		subject := "$JS.API.STREAM.INFO." + name
+		ctx, done := b.guard(ctx, subject)
+		defer done()
+		stream, err := b.js.Stream(ctx, name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			return fmt.Errorf("%w: there is no stream %s: run `starling init`", ErrNotInitialized, name)
+		}
+		if err != nil {
+			return b.failure(ctx, subject, err)
+		}
+		info, err := stream.Info(ctx, jetstream.WithSubjectFilter(string(b.ns)+".jobs.>"))
+		if err != nil {
+			return b.failure(ctx, subject, err)
+		}
+		clear(queued)
+		for subject := range info.State.Subjects {
+			if place, err := b.ns.ParseJobSubject(subject); err == nil {
+				queued[place.Task] = true
+			}
+		}
+		return nil
+	})
+	return queued, err
+}
+
+// JobQueued reports whether the job of a record is in the stream.
+func (b *Bus) JobQueued(ctx context.Context, rec protocol.Record) (bool, error) {
+	m, err := b.read(ctx, b.ns.JobsStream(), b.ns.JobSubject(rec.Pool, rec.Lane, rec.TaskID))
+	return m.seq > 0, err
+}
