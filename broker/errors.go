@@ -18,6 +18,8 @@ var (
 	ErrNoServer = errors.New("no NATS server")
 	// ErrAuth: the server refused the credentials.
 	ErrAuth = errors.New("NATS refused the credentials")
+	// ErrPortTaken: another program listens where an embedded server should.
+	ErrPortTaken = errors.New("port is taken")
 	// ErrOldServer: the server is older than [MinServerVersion].
 	ErrOldServer = errors.New("NATS server too old")
 	// ErrNoJetStream: the server, or the account, has no JetStream.

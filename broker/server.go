@@ -120,6 +120,9 @@ func (s *Server) ready(ctx context.Context, fatal <-chan string) error {
 	for {
 		select {
 		case text := <-fatal:
+			if strings.Contains(text, "address already in use") {
+				return fmt.Errorf("%w: the embedded server does not start: %s", ErrPortTaken, text)
+			}
 			return fmt.Errorf("%w: the embedded server does not start: %s", ErrUnavailable, text)
 		default:
 		}

@@ -117,18 +117,18 @@ var ErrManifest = errors.New("manifest")
 func ParseManifest(data []byte) (Manifest, []string, error) {
 	var document yaml.Node
 	if err := yaml.Unmarshal(data, &document); err != nil {
-		return Manifest{}, nil, fmt.Errorf("%w: it is no YAML: %s", ErrManifest, strings.TrimPrefix(err.Error(), "yaml: "))
+		return Manifest{}, nil, fmt.Errorf("%w: it is no YAML: %s", ErrManifest, yamlText(err))
 	}
 	if err := checkShape(&document); err != nil {
 		return Manifest{}, nil, err
 	}
 	m := DefaultManifest("", "")
 	if err := document.Decode(&m); err != nil {
-		return Manifest{}, nil, fmt.Errorf("%w: %w", ErrManifest, err)
+		return Manifest{}, nil, fmt.Errorf("%w: %s", ErrManifest, yamlText(err))
 	}
 	var raw map[string]any
 	if err := document.Decode(&raw); err != nil {
-		return Manifest{}, nil, fmt.Errorf("%w: %w", ErrManifest, err)
+		return Manifest{}, nil, fmt.Errorf("%w: %s", ErrManifest, yamlText(err))
 	}
 	warnings := unknownKeys("", raw, manifestKeys)
 	sort.Strings(warnings)

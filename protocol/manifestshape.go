@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -126,4 +127,11 @@ func misfit(name string, n *yaml.Node, want shape) error {
 		have += strconv.Quote(clip(n.Value, 64))
 	}
 	return fmt.Errorf("%w: line %d: %s is %s: it is %s", ErrManifest, n.Line, clip(name, 128), have, want)
+}
+
+// yamlText is what the YAML reader says, without its own words for it.
+func yamlText(err error) string {
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	text = strings.TrimSpace(strings.TrimPrefix(text, "unmarshal errors:"))
+	return strings.ReplaceAll(text, "\n  ", "; ")
 }

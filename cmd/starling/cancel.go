@@ -17,9 +17,13 @@ func (a *app) cancelCommand() *cobra.Command {
 		Short: "End a delegation: the capsule is asked to stop, and killed after the grace",
 		Args:  exactArgs(1, delegationArg),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			ref, err := parseDelegation(args[0])
+			if err != nil {
+				return err
+			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
 				ctx := cmd.Context()
-				entry, err := findRecord(ctx, bus, args[0])
+				entry, err := findRecord(ctx, bus, ref)
 				if err != nil {
 					return err
 				}

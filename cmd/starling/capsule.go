@@ -24,12 +24,14 @@ func (a *app) capsuleCommand() *cobra.Command {
 func (a *app) capsulePush() *cobra.Command {
 	var buses busSettings
 	var as bare
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "push FILE.wasm|DIR",
 		Short: "Store a capsule under its name and version",
 		Long: `Store a capsule. A version is pushed once: another content needs another version.
 FILE.wasm and DIR are as for starling run.`,
-		Args: exactArgs(1, "the capsule: FILE.wasm or DIR"),
+		Example: "  starling capsule push sandbox/guest/examples/hello --json",
+		Args:    exactArgs(1, "the capsule: FILE.wasm or DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			capsule, err := a.capsuleAt(cmd.Context(), args[0], as)
 			if err != nil {
@@ -43,11 +45,15 @@ FILE.wasm and DIR are as for starling run.`,
 				if err != nil {
 					return err
 				}
+				if asJSON {
+					return a.printJSON(entry)
+				}
 				fmt.Fprintf(a.out, "%s@%s %s\n", entry.Manifest.Name, entry.Manifest.Version, entry.Digest)
 				return nil
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the store's entry as JSON")
 	as.bind(cmd)
 	return bindAll(cmd, &buses)
 }
@@ -82,7 +88,7 @@ func (a *app) listCapsules(ctx context.Context, bus *broker.Bus, asJSON bool) er
 		}
 		m := entry.Manifest
 		fmt.Fprintf(table, "%s@%s\t%s\t%d\t%s\t%s\t%s\n", m.Name, m.Version, entry.Digest[:19], entry.Size, m.Output,
-			age(entry.PushedAt), printable(m.Description))
+			age(entry.PushedAt), cell(m.Description))
 	}
 	return table.Flush()
 }

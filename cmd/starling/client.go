@@ -21,30 +21,56 @@ func (a *app) withBus(ctx context.Context, s busSettings, do func(*broker.Bus) e
 	return do(bus)
 }
 
-// findRecord finds a delegation by its ledger key (SESSION.DELEGATION), or by
-// its delegation or task id alone, which reads the whole ledger and so needs an
-// operator's rights.
-func findRecord(ctx context.Context, bus *broker.Bus, what string) (broker.Entry, error) {
-	if session, delegation, ok := strings.Cut(what, "."); ok {
-		if err := errors.Join(protocol.ValidateName("session", session),
-			protocol.ValidateDelegationID("delegation", protocol.DelegationID(delegation))); err != nil {
-			return broker.Entry{}, &usageError{err}
-		}
-		return bus.ReadRecord(ctx, protocol.SessionID(session), protocol.DelegationID(delegation), 0)
+// delegationRef names a delegation: by its ledger key (SESSION.DELEGATION), or by
+// its delegation or task id alone.
+type delegationRef struct {
+	session    protocol.SessionID
+	delegation protocol.DelegationID
+	task       protocol.TaskID
+}
+
+// parseDelegation judges the form before anything is asked of the bus.
+func parseDelegation(what string) (delegationRef, error) {
+	session, delegation, isKey := strings.Cut(what, ".")
+	ref, err := delegationRef{}, error(nil)
+	switch {
+	case isKey:
+		ref.session, ref.delegation = protocol.SessionID(session), protocol.DelegationID(delegation)
+		err = errors.Join(protocol.ValidateName("session", session), protocol.ValidateDelegationID("delegation", ref.delegation))
+	case strings.HasPrefix(what, "dlg_"):
+		ref.delegation = protocol.DelegationID(what)
+		err = protocol.ValidateDelegationID("delegation", ref.delegation)
+	case strings.HasPrefix(what, "tsk_"):
+		ref.task = protocol.TaskID(what)
+		err = protocol.ValidateName("task", what)
+	default:
+		err = fmt.Errorf("%q names no delegation: it is SESSION.DELEGATION as `starling dispatch` prints it, or a delegation id (dlg_…) or task id (tsk_…)", what)
 	}
-	if err := protocol.ValidateName("delegation", what); err != nil {
-		return broker.Entry{}, &usageError{err}
+	if err != nil {
+		return ref, &usageError{err}
+	}
+	return ref, nil
+}
+
+// findRecord finds a delegation. By its delegation or task id alone that reads the
+// whole ledger and so needs an operator's rights.
+func findRecord(ctx context.Context, bus *broker.Bus, ref delegationRef) (broker.Entry, error) {
+	if ref.session != "" {
+		return bus.ReadRecord(ctx, ref.session, ref.delegation, 0)
 	}
 	for rec, err := range bus.Delegations(ctx) {
+		if errors.Is(err, protocol.ErrRecord) {
+			continue // another's
+		}
 		if err != nil {
 			return broker.Entry{}, err
 		}
-		if string(rec.DelegationID) == what || string(rec.TaskID) == what {
+		if ref.delegation != "" && rec.DelegationID == ref.delegation || ref.task != "" && rec.TaskID == ref.task {
 			return bus.ReadRecord(ctx, rec.Spawner.SessionID, rec.DelegationID, 0)
 		}
 	}
-	return broker.Entry{}, fmt.Errorf("%w: %s", broker.ErrNoRecord, what)
+	return broker.Entry{}, fmt.Errorf("%w: %s%s", broker.ErrNoRecord, ref.delegation, ref.task)
 }
 
 // printJSON writes one object on one line.
-func (a *app) printJSON(v any) error { return json.NewEncoder(a.out).Encode(v) }
+func (a *app) printJSON(v any) error { return json.NewEncoder(jsonWriter{a.out}).Encode(v) }

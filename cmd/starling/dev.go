@@ -62,10 +62,13 @@ func (a *app) dev(ctx context.Context, f *devFlags) (err error) {
 	session := protocol.NewSessionID()
 	door, url, closeDoor, err := openDoor(f.door, session)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: give the door a free address with --door-listen, such as 127.0.0.1:0 for any", err)
 	}
 	defer func() { err = errors.Join(err, closeDoor()) }()
 	fleet, err := startFleet(context.WithoutCancel(ctx), cfg, log)
+	if errors.Is(err, broker.ErrPortTaken) {
+		return fmt.Errorf("%w: give the server a free port with --port, or -1 for any", err)
+	}
 	if err != nil {
 		return err
 	}

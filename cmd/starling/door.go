@@ -37,7 +37,7 @@ func (a *app) door(ctx context.Context, listen string, session protocol.SessionI
 	}
 	door, url, closeDoor, err := openDoor(listen, session)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: give it a free address with --listen, such as 127.0.0.1:0 for any", err)
 	}
 	fmt.Fprintf(a.err, "door of session %s at %s\n", session, url)
 	go func() {
@@ -60,7 +60,7 @@ func openDoor(listen string, session protocol.SessionID) (door *completion.Door,
 	}
 	url, stop, err := serve(listen, door)
 	if err != nil {
-		return nil, "", nil, fmt.Errorf("door: %w; another --listen address may be free", err)
+		return nil, "", nil, fmt.Errorf("door: %w", err)
 	}
 	return door, url, func() error { door.Close(); return stop() }, nil
 }

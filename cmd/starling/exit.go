@@ -103,6 +103,8 @@ var classes = []struct {
 	{broker.ErrCapsuleMissing, exitNotFound, ""},
 	{broker.ErrNoRecord, exitNotFound, "see `starling ps`"},
 	{broker.ErrUnknownWorker, exitNotFound, ""},
+	{broker.ErrNoDeadLetter, exitNotFound, ""},
+	{broker.ErrWorkerTaken, exitFailure, ""},
 	{broker.ErrResultMissing, exitNotFound, ""},
 	{broker.ErrQueueFull, exitRefused, ""},
 	{broker.ErrPoolUnserved, exitRefused, "--allow-unserved queues it all the same"},

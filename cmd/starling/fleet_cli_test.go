@@ -63,8 +63,8 @@ func TestCommandsOfADelegation(t *testing.T) {
 	if got := must("result", delegation); got != "Hello, THE FLEET!" {
 		t.Errorf("result by delegation id = %q", got)
 	}
-	contains(t, "ps --all", must("ps", "--all"), key, "hello@1.0.0", "ok")
-	if got := must("ps"); strings.Contains(got, key) {
+	contains(t, "ps --all", must("ps", "--all"), delegation, "hello@1.0.0", "ok")
+	if got := must("ps"); strings.Contains(got, delegation) {
 		t.Errorf("ps lists an ended delegation:\n%s", got)
 	}
 	again := starling(t, "", append([]string{"cancel", key}, url...)...)
@@ -112,7 +112,7 @@ func TestAPoolThatNobodyServesIsRefusedAtOnce(t *testing.T) {
 		says string
 	}{
 		{[]string{"--pool", "gpu"}, "--allow-unserved"},
-		{[]string{"--pool", "nope"}, "starling worker --pool nope"},
+		{[]string{"--pool", "nope"}, "starling init --pools nope"},
 		{[]string{"--pool", "nope", "--allow-unserved"}, "starling init --pools nope"},
 	} {
 		got := starling(t, "", slices.Concat([]string{"dispatch", "hello@1.0.0", "--task", "x"}, c.args, url)...)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -30,9 +31,45 @@ func (s initSettings) config() broker.InitConfig {
 	}
 }
 
+// validate judges the settings before anything connects, by the names that their
+// user knows.
+func (s initSettings) validate() error {
+	var problems []error
+	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	for _, pool := range s.Pools {
+		if err := protocol.ValidateName("--pools (STARLING_POOLS): a pool", pool); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	switch s.Replicas {
+	case 0, 1, 3, 5:
+	default:
+		bad("--replicas (STARLING_REPLICAS) is %d: it is 1, 3 or 5", s.Replicas)
+	}
+	if s.AckWait != 0 && s.AckWait < 100*time.Millisecond {
+		bad("--ack-wait (STARLING_ACK_WAIT) is %s: it is at least 100ms, and more than a worker may stall", s.AckWait)
+	}
+	for _, n := range []struct {
+		flag  string
+		value int64
+	}{
+		{"max-jobs", s.MaxJobs}, {"max-job-bytes", s.MaxJobBytes}, {"max-frame-bytes", s.MaxFrameBytes},
+		{"max-ledger-bytes", s.MaxLedgerBytes}, {"max-result-bytes", s.MaxResultBytes},
+	} {
+		if n.value < 0 {
+			bad("--%s is %d: leave it 0 for the default", n.flag, n.value)
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
 func (a *app) initCommand() *cobra.Command {
 	var buses busSettings
 	var settings initSettings
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Create the streams and buckets of a namespace, or declare further pools",
@@ -41,6 +78,9 @@ rights. It can be repeated: what exists stays, new pools are added.`,
 		Example: "  starling init --replicas 3 --pools default,gpu",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := settings.validate(); err != nil {
+				return err
+			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
 				if err := bus.Init(cmd.Context(), settings.config()); err != nil {
 					return err
@@ -49,11 +89,15 @@ rights. It can be repeated: what exists stays, new pools are added.`,
 				if err != nil {
 					return err
 				}
+				if asJSON {
+					return a.printJSON(map[string]any{"namespace": bus.Namespace(), "pools": pools})
+				}
 				fmt.Fprintf(a.err, "namespace %s is ready; pools: %s\n", bus.Namespace(), strings.Join(pools, ", "))
 				return nil
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the namespace and its pools as JSON")
 	return bindAll(cmd, &buses, &settings)
 }
 

@@ -45,7 +45,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	err := root.ExecuteContext(ctx)
 	var silent *silentError
 	if err != nil && !errors.As(err, &silent) {
-		fmt.Fprintln(s.err, "starling: "+explain(err))
+		fmt.Fprintln(s.err, "starling: "+printable(explain(err)))
 	}
 	return exitStatus(err)
 }
@@ -77,7 +77,7 @@ deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 	root.AddCommand(
 		a.runCommand(), a.devCommand(), a.workerCommand(), a.initCommand(), a.capsuleCommand(),
 		a.dispatchCommand(), a.watchCommand(), a.resultCommand(), a.cancelCommand(),
-		a.psCommand(), a.workersCommand(), a.doorCommand(), a.benchCommand(), a.versionCommand(),
+		a.psCommand(), a.workersCommand(), a.drainCommand(), a.statsCommand(), a.dlqCommand(), a.redeliverCommand(), a.doorCommand(), a.benchCommand(), a.versionCommand(),
 	)
 	return root
 }

@@ -28,7 +28,7 @@ type shower interface {
 func newShower(out, errs io.Writer, asJSON bool) shower {
 	switch {
 	case asJSON:
-		return &jsonShower{out: json.NewEncoder(out)}
+		return &jsonShower{out: json.NewEncoder(jsonWriter{out})}
 	case terminal(out):
 		return &liveShower{out: out, tools: make(map[string]string)}
 	default:
@@ -44,7 +44,8 @@ func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out
 		event, err := w.Next(ctx)
 		if errors.Is(err, io.EOF) {
 			if object := s.cut(); object != nil {
-				return last, errors.Join(bus.FetchResult(ctx, *object, out), line(out))
+				text := &printableWriter{out: out}
+				return last, errors.Join(bus.FetchResult(ctx, *object, text), text.Close(), line(out))
 			}
 			return last, nil
 		}
@@ -145,16 +146,16 @@ func (s *plainShower) frame(f *protocol.ReceivedFrame) {
 			s.print(f.Text, false, true)
 		}
 	case protocol.FrameToolCallStarted:
-		s.say("[tool] %s started", printable(f.ToolName))
+		s.say("[tool] %s started", cell(f.ToolName))
 	case protocol.FrameToolCallProgress:
 		s.say("[tool] %d bytes of input", f.InputBytes)
 	case protocol.FrameArtifact:
-		s.say("[tool] %s %s", printable(f.ToolName), toolEnd(f))
+		s.say("[tool] %s %s", cell(f.ToolName), toolEnd(f))
 	case protocol.FrameStatus:
 		if f.State.Terminal() {
 			s.endLine()
 		} else {
-			s.say("[%s]", printable(f.Text))
+			s.say("[%s]", cell(f.Text))
 		}
 	}
 }
@@ -209,8 +210,8 @@ func (s *liveShower) frame(f *protocol.ReceivedFrame) {
 		s.column = true
 	case protocol.FrameToolCallStarted:
 		s.newLine()
-		s.tools[f.ToolCallID] = printable(f.ToolName)
-		fmt.Fprintf(s.out, "%s⚙ %s …%s", dim, printable(f.ToolName), reset)
+		s.tools[f.ToolCallID] = cell(f.ToolName)
+		fmt.Fprintf(s.out, "%s⚙ %s …%s", dim, cell(f.ToolName), reset)
 		s.column = true
 	case protocol.FrameToolCallProgress:
 		fmt.Fprintf(s.out, "%s%s⚙ %s … %d bytes%s", erase, dim, s.tools[f.ToolCallID], f.InputBytes, reset)
@@ -223,13 +224,13 @@ func (s *liveShower) frame(f *protocol.ReceivedFrame) {
 		if s.tools[f.ToolCallID] == "" {
 			s.newLine() // nothing to redraw: the line holds something else
 		}
-		fmt.Fprintf(s.out, "%s%s %s%s %s\n", erase, mark, printable(f.ToolName), reset, toolEnd(f))
+		fmt.Fprintf(s.out, "%s%s %s%s %s\n", erase, mark, cell(f.ToolName), reset, toolEnd(f))
 		s.column = false
 		delete(s.tools, f.ToolCallID)
 	case protocol.FrameStatus:
 		s.newLine()
 		if !f.State.Terminal() && !strings.HasPrefix(f.Text, "inference turn ") {
-			fmt.Fprintf(s.out, "%s%s%s\n", dim, printable(f.Text), reset)
+			fmt.Fprintf(s.out, "%s%s%s\n", dim, cell(f.Text), reset)
 		}
 	}
 }
@@ -279,23 +280,12 @@ func toolEnd(f *protocol.ReceivedFrame) string {
 	return word + ": " + first
 }
 
-// printable takes the control characters out of a capsule's text, so that it
-// cannot steer the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < 0x20 && r != '\n' && r != '\t' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return -1
-		}
-		return r
-	}, s)
-}
-
 // endingLine is the last line about a task.
 func endingLine(rec protocol.Record) string {
 	o := rec.Outcome
-	line := fmt.Sprintf("%s: %s (%s, %d ms)", rec.DelegationID, o.Status, rec.Ending.Message, o.DurationMS)
+	line := fmt.Sprintf("%s: %s (%s, %d ms)", rec.DelegationID, o.Status, cell(rec.Ending.Message), o.DurationMS)
 	if o.Workdir != "" {
-		line += "\nworkdir: " + o.Workdir
+		line += "\nworkdir: " + cell(o.Workdir)
 	}
-	return printable(line)
+	return line
 }

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/spf13/cobra"
 
 	"starling/broker"
@@ -22,14 +24,19 @@ func (a *app) watchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch DELEGATION|TASK",
 		Short: "Show a task's frames from its start, or live, to its end",
-		Args:  exactArgs(1, delegationArg),
+		Long: `Show a task's frames from its start, or live, to its end. The exit status tells
+how the task ended, as that of dispatch --wait does. By its task id alone the
+task is watched with an observer's rights, and its last frame tells: then a
+crash and a passed deadline are failures (3).`,
+		Example: "  starling watch ses_0190.dlg_0190 --live",
+		Args:    exactArgs(1, delegationArg),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			ref, err := parseDelegation(args[0])
+			if err != nil {
+				return err
+			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
-				task, err := findTask(cmd.Context(), bus, args[0])
-				if err != nil {
-					return err
-				}
-				return a.watch(cmd.Context(), bus, task, live, asJSON)
+				return a.watch(cmd.Context(), bus, ref, live, asJSON)
 			})
 		},
 	}
@@ -38,19 +45,20 @@ func (a *app) watchCommand() *cobra.Command {
 	return bindAll(cmd, &buses)
 }
 
-// findTask takes a task id as it is: an observer may have no right to read the
+// watch takes a task id as it is: an observer may have no right to read the
 // ledger.
-func findTask(ctx context.Context, bus *broker.Bus, what string) (protocol.TaskID, error) {
-	if strings.HasPrefix(what, "tsk_") {
-		return protocol.TaskID(what), protocol.ValidateName("task", what)
-	}
-	entry, err := findRecord(ctx, bus, what)
-	return entry.Record.TaskID, err
-}
-
-func (a *app) watch(ctx context.Context, bus *broker.Bus, task protocol.TaskID, live, asJSON bool) error {
+func (a *app) watch(ctx context.Context, bus *broker.Bus, ref delegationRef, live, asJSON bool) error {
 	ctx, cancel := untilSignal(ctx)
 	defer cancel()
+	task := ref.task
+	var entry broker.Entry
+	var err error
+	if task == "" {
+		if entry, err = findRecord(ctx, bus, ref); err != nil {
+			return err
+		}
+		task = entry.Record.TaskID
+	}
 	watch, err := bus.WatchTask(ctx, task, broker.WatchOptions{Live: live})
 	if err != nil {
 		return err
@@ -68,10 +76,42 @@ func (a *app) watch(ctx context.Context, bus *broker.Bus, task protocol.TaskID, 
 		return interrupted(ctx, err)
 	}
 	if last != nil && !asJSON {
-		fmt.Fprintf(a.err, "%s: %s\n", task, printable(last.Text))
+		fmt.Fprintf(a.err, "%s: %s\n", task, cell(last.Text))
 	}
-	return nil
+	return a.ended(ctx, bus, entry, last)
 }
+
+// ended is the exit status of a task that was watched to its end: its record's,
+// which was written before the last frame, or, without one, what that frame says.
+func (a *app) ended(ctx context.Context, bus *broker.Bus, entry broker.Entry, last *protocol.ReceivedFrame) error {
+	if rec := entry.Record; rec.DelegationID != "" {
+		for deadline := time.Now().Add(recordPatience); ; {
+			now, err := bus.ReadRecord(ctx, rec.Spawner.SessionID, rec.DelegationID, 0)
+			if err == nil && now.Record.Status.Final() {
+				return outcomeError(now.Record.Status)
+			}
+			if err != nil || time.Now().After(deadline) {
+				break // expired since: the frame is what is left
+			}
+		}
+	}
+	if last == nil {
+		return nil
+	}
+	switch last.State {
+	case a2a.TaskStateCompleted:
+		return nil
+	case a2a.TaskStateCanceled:
+		return outcomeError(protocol.StatusTerminated)
+	case a2a.TaskStateRejected:
+		return outcomeError(protocol.StatusCrashed)
+	}
+	return outcomeError(protocol.StatusError)
+}
+
+// recordPatience is how long a replica may be behind the record that stood before
+// the last frame.
+const recordPatience = 2 * time.Second
 
 // watchPatience is how long nothing may come before the user is told.
 const watchPatience = 2 * time.Second
@@ -89,35 +129,72 @@ func (s *firstFrame) frame(f *protocol.ReceivedFrame) {
 
 func (a *app) resultCommand() *cobra.Command {
 	var buses busSettings
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "result DELEGATION",
 		Short: "Print the result of a finished task",
 		Long: `Print the result of a finished task: from its response frame (kept 72 hours) or,
 when it is large, from the object store (kept 7 days). The exit status tells how
-the task ended.`,
-		Args: exactArgs(1, delegationArg),
+the task ended. With --json it is the member "result" beside the record.`,
+		Example: "  starling result ses_0190.dlg_0190 > answer.txt",
+		Args:    exactArgs(1, delegationArg),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			ref, err := parseDelegation(args[0])
+			if err != nil {
+				return err
+			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
-				entry, err := findRecord(cmd.Context(), bus, args[0])
+				entry, err := findRecord(cmd.Context(), bus, ref)
 				if err != nil {
 					return err
 				}
-				return a.result(cmd.Context(), bus, entry.Record)
+				return a.result(cmd.Context(), bus, entry.Record, asJSON)
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the record and the result as one JSON object")
 	return bindAll(cmd, &buses)
 }
 
-func (a *app) result(ctx context.Context, bus *broker.Bus, rec protocol.Record) error {
+func (a *app) result(ctx context.Context, bus *broker.Bus, rec protocol.Record, asJSON bool) error {
 	switch {
 	case !rec.Status.Final():
 		return fmt.Errorf("delegation %s is still %s; `starling watch %s` shows it", rec.DelegationID, rec.Status, rec.Key())
+	case rec.Status != protocol.StatusOK && asJSON:
+		return errors.Join(a.printJSON(recordWithResult{Record: rec}), outcomeError(rec.Status))
 	case rec.Status != protocol.StatusOK:
 		fmt.Fprintln(a.err, endingLine(rec))
 		return outcomeError(rec.Status)
-	case rec.Outcome.ResultObject != nil:
-		return bus.FetchResult(ctx, *rec.Outcome.ResultObject, a.out)
+	}
+	var text strings.Builder
+	switch {
+	case asJSON:
+		if err := a.resultText(ctx, bus, rec, &text); err != nil {
+			return err
+		}
+		whole := text.String()
+		return a.printJSON(recordWithResult{rec, &whole})
+	case terminal(a.out):
+		out := &printableWriter{out: io.MultiWriter(a.out, &text)}
+		err := errors.Join(a.resultText(ctx, bus, rec, out), out.Close())
+		if err == nil && !strings.HasSuffix(text.String(), "\n") {
+			err = line(a.out)
+		}
+		return err
+	}
+	return a.resultText(ctx, bus, rec, a.out)
+}
+
+// recordWithResult is what result --json prints; result is null without one.
+type recordWithResult struct {
+	Record protocol.Record `json:"record"`
+	Result *string         `json:"result"`
+}
+
+// resultText writes the result as it is.
+func (a *app) resultText(ctx context.Context, bus *broker.Bus, rec protocol.Record, out io.Writer) error {
+	if rec.Outcome.ResultObject != nil {
+		return bus.FetchResult(ctx, *rec.Outcome.ResultObject, out)
 	}
 	watch, err := bus.WatchTask(ctx, rec.TaskID, broker.WatchOptions{})
 	if err != nil {
@@ -130,13 +207,9 @@ func (a *app) result(ctx context.Context, bus *broker.Bus, rec protocol.Record) 
 	}
 	if keep.response == nil {
 		return fmt.Errorf("the frames of %s have expired; on its worker the result is %s in %s",
-			rec.TaskID, rec.Outcome.ResultPath, rec.Outcome.Workdir)
+			rec.TaskID, cell(rec.Outcome.ResultPath), cell(rec.Outcome.Workdir))
 	}
-	text := *keep.response
-	if terminal(a.out) && !strings.HasSuffix(text, "\n") {
-		text += "\n"
-	}
-	_, err = io.WriteString(a.out, text)
+	_, err = io.WriteString(out, *keep.response)
 	return err
 }
 

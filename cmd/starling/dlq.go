@@ -1,0 +1,305 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+const letterArg = "a task id (tsk_…), as `starling dlq ls` lists it"
+
+func (a *app) dlqCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "dlq", Short: "List, show, retry and drop dead letters: jobs that cannot run",
+		Args: unknownCommand, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(a.dlqList(), a.dlqShow(), a.dlqRetry(), a.dlqDrop())
+	return cmd
+}
+
+// letter is a dead letter as it is printed: without its body.
+type letter struct {
+	TaskID       protocol.TaskID           `json:"task_id"`
+	Pool         string                    `json:"pool"`
+	Sequence     uint64                    `json:"sequence"`
+	At           protocol.Time             `json:"at"`
+	Reason       protocol.DeadLetterReason `json:"reason"`
+	Detail       string                    `json:"detail"`
+	DelegationID protocol.DelegationID     `json:"delegation_id,omitempty"` // of a body that can be read
+	SessionID    protocol.SessionID        `json:"session_id,omitempty"`
+	Capsule      string                    `json:"capsule,omitempty"`
+	Bytes        int                       `json:"bytes"`
+}
+
+func asLetter(l broker.DeadLetter) letter {
+	shown := letter{
+		TaskID: l.TaskID, Pool: l.Pool, Sequence: l.Sequence, At: protocol.NewTime(l.At), Reason: l.Reason, Detail: l.Detail, Bytes: len(l.Body),
+	}
+	if job, err := protocol.ParseJob(l.Body); err == nil {
+		shown.DelegationID, shown.SessionID, shown.Capsule = job.DelegationID, job.Spawner.SessionID, job.Capsule.String()
+	}
+	return shown
+}
+
+func (a *app) dlqList() *cobra.Command {
+	var buses busSettings
+	var pool string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "ls", Short: "List dead letters, the oldest first", Args: noArgs,
+		Example: "  starling dlq ls --pool gpu",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if pool != "" {
+				if err := protocol.ValidateName("pool", pool); err != nil {
+					return &usageError{err}
+				}
+			}
+			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error { return a.listLetters(cmd.Context(), bus, pool, asJSON) })
+		},
+	}
+	cmd.Flags().StringVar(&pool, "pool", "", "only those of this pool")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "one dead letter a line")
+	return bindAll(cmd, &buses)
+}
+
+func (a *app) listLetters(ctx context.Context, bus *broker.Bus, pool string, asJSON bool) error {
+	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	if !asJSON {
+		fmt.Fprintln(table, "TASK\tPOOL\tAGE\tREASON\tCAPSULE\tDETAIL")
+	}
+	for l, err := range bus.DeadLetters(ctx, pool) {
+		if err != nil {
+			return err
+		}
+		shown := asLetter(l)
+		if asJSON {
+			if err := a.printJSON(shown); err != nil {
+				return err
+			}
+			continue
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", cell(string(shown.TaskID)), cell(shown.Pool), age(shown.At), cell(string(shown.Reason)),
+			dash(shown.Capsule), cell(shown.Detail))
+	}
+	return table.Flush()
+}
+
+// letterCommand is a command about the dead letters of one task.
+func (a *app) letterCommand(cmd *cobra.Command, do func(ctx context.Context, bus *broker.Bus, letters []broker.DeadLetter) error) *cobra.Command {
+	var buses busSettings
+	cmd.Args = exactArgs(1, letterArg)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := protocol.ValidateName("task", args[0]); err != nil {
+			return &usageError{err}
+		}
+		return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
+			letters, err := bus.DeadLettersOf(cmd.Context(), protocol.TaskID(args[0]))
+			if err != nil {
+				return err
+			}
+			return do(cmd.Context(), bus, letters)
+		})
+	}
+	return bindAll(cmd, &buses)
+}
+
+func (a *app) dlqShow() *cobra.Command {
+	var body, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "show TASK",
+		Short: "Show why a job cannot run, its headers and its body",
+		Long: `Show why a job cannot run, its headers and its body. The door's address, the values
+of its environment and of headers that look like credentials are left out. --body
+prints the body alone, as it was queued, secrets and all.`,
+		Example: "  starling dlq show tsk_0190",
+	}
+	cmd.Flags().BoolVar(&body, "body", false, "print the body as it was queued, with its secrets")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "one JSON object a letter")
+	return a.letterCommand(cmd, func(_ context.Context, _ *broker.Bus, letters []broker.DeadLetter) error {
+		for _, l := range letters {
+			if err := a.showLetter(l, body, asJSON); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (a *app) showLetter(l broker.DeadLetter, body, asJSON bool) error {
+	if body {
+		if terminal(a.out) {
+			fmt.Fprintln(a.out, printable(string(l.Body)))
+			return nil
+		}
+		_, err := a.out.Write(l.Body)
+		return err
+	}
+	shown := struct {
+		letter
+		Headers map[string][]string `json:"headers"`
+		Body    any                 `json:"body"` // null when it is no JSON object
+	}{asLetter(l), map[string][]string{}, nil}
+	for name, values := range l.Header {
+		if secretName(name) {
+			values = []string{redacted}
+		}
+		shown.Headers[name] = values
+	}
+	if job := withoutSecrets(l.Body); job != nil {
+		shown.Body = job
+	}
+	if asJSON {
+		return a.printJSON(shown)
+	}
+	fmt.Fprintf(a.out, "task:     %s\npool:     %s\nstored:   %s\nreason:   %s\ndetail:   %s\n", cell(string(l.TaskID)), cell(l.Pool),
+		shown.At.Std().Format(time.RFC3339), cell(string(l.Reason)), cell(l.Detail))
+	for _, name := range slices.Sorted(maps.Keys(shown.Headers)) {
+		fmt.Fprintf(a.out, "header:   %s: %s\n", cell(name), cell(strings.Join(shown.Headers[name], ", ")))
+	}
+	if shown.Body == nil {
+		fmt.Fprintf(a.out, "body:     %d bytes that are no JSON object; --body prints them\n", len(l.Body))
+		return nil
+	}
+	text, err := json.MarshalIndent(shown.Body, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.out, "%s\n", harmlessJSON(text))
+	return err
+}
+
+const redacted = "[redacted]"
+
+// withoutSecrets is a job's body without the door's address and the values of its
+// environment, whatever case their names have; nil when it is no JSON object. What
+// stands there and is no object is left out whole.
+func withoutSecrets(body []byte) map[string]any {
+	var job map[string]any
+	if err := json.Unmarshal(body, &job); err != nil || job == nil {
+		return nil
+	}
+	for name, value := range job {
+		members, isObject := value.(map[string]any)
+		switch strings.ToLower(name) {
+		case "env", "environment":
+			for key := range members {
+				members[key] = redacted
+			}
+		case "spawner":
+			for key := range members {
+				if !slices.Contains([]string{"session_id", "context_id", "delegation_id", "trust"}, key) {
+					members[key] = redacted
+				}
+			}
+		default:
+			continue
+		}
+		if !isObject {
+			job[name] = redacted
+		}
+	}
+	return job
+}
+
+// secretName reports whether a header's name looks like it carries a credential.
+func secretName(name string) bool {
+	upper := strings.ToUpper(name)
+	for _, word := range []string{"KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH", "COOKIE", "PRIVATE"} {
+		if strings.Contains(upper, word) {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *app) dlqRetry() *cobra.Command {
+	var deadline time.Duration
+	var unserved, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "retry TASK",
+		Short: "Dispatch the job of a dead letter anew, as a new delegation",
+		Long: `Dispatch the job of a dead letter anew, and then remove the letter. The old
+delegation keeps its outcome, so the retry is a new one, with a task of its own,
+of the same parent: its door is told of it under the new id. Prints the new
+delegation's key. A retry that was cut short is repeated as the same delegation.
+What cannot be read cannot be retried: dispatch it anew from dlq show --body.`,
+		Example: "  starling dlq retry tsk_0190",
+	}
+	cmd.Flags().DurationVar(&deadline, "deadline", 0, "deadline of the retry from now on, 0 for none; without the flag the job's own")
+	cmd.Flags().BoolVar(&unserved, "allow-unserved", false, "queue the job even when no worker takes from the pool now")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if deadline < 0 {
+			return &usageError{fmt.Errorf("--deadline is %s: it is from now on, or 0 for none", deadline)}
+		}
+		return nil
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the new delegation's record as JSON")
+	return a.letterCommand(cmd, func(ctx context.Context, bus *broker.Bus, letters []broker.DeadLetter) error {
+		l := letters[len(letters)-1] // a letter that was stored twice is one job
+		job, err := l.Retry()
+		if err != nil {
+			return fmt.Errorf("the dead letter of %s cannot be retried: %w: `starling dlq show %s --body` has what was queued, `starling dlq drop` removes it", l.TaskID, err, l.TaskID)
+		}
+		switch {
+		case cmd.Flags().Changed("deadline"):
+			job.Deadline = protocol.Time{}
+			if deadline > 0 {
+				job.Deadline = protocol.NewTime(time.Now().Add(deadline))
+			}
+		case !job.Deadline.IsZero() && time.Now().After(job.Deadline.Std()):
+			return &usageError{fmt.Errorf("the deadline of the job of %s has passed: give the retry one with --deadline, such as 10m, or 0 for none", l.TaskID)}
+		}
+		traceparent := ""
+		if values := l.Header[protocol.HeaderTraceparent]; len(values) > 0 {
+			traceparent = values[0]
+		}
+		done, err := bus.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: unserved, Traceparent: traceparent, Header: l.Header})
+		if err != nil {
+			return fmt.Errorf("the dead letter of %s stays: %w", l.TaskID, err)
+		}
+		if done.Existing {
+			fmt.Fprintf(a.err, "starling: %s was retried before as this delegation, which is %s\n", l.TaskID, done.Record.Status)
+		}
+		var problems []error
+		for _, l := range letters {
+			problems = append(problems, bus.RemoveDeadLetter(ctx, l))
+		}
+		if err := errors.Join(problems...); err != nil {
+			return fmt.Errorf("%s was dispatched as %s, and its letter stays: %w: retry it again to remove it", l.TaskID, done.Record.Key(), err)
+		}
+		if asJSON {
+			return a.printJSON(done.Record)
+		}
+		_, err = io.WriteString(a.out, done.Record.Key()+"\n")
+		return err
+	})
+}
+
+func (a *app) dlqDrop() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "drop TASK",
+		Short:   "Remove a dead letter for good",
+		Example: "  starling dlq drop tsk_0190",
+	}
+	return a.letterCommand(cmd, func(ctx context.Context, bus *broker.Bus, letters []broker.DeadLetter) error {
+		for _, l := range letters {
+			if err := bus.RemoveDeadLetter(ctx, l); err != nil {
+				return err
+			}
+		}
+		fmt.Fprintf(a.err, "dropped the dead letter of %s\n", letters[0].TaskID)
+		return nil
+	})
+}

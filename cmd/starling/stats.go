@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+func (a *app) statsCommand() *cobra.Command {
+	var buses busSettings
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "stats [WORKER...]",
+		Short: "Show what pools and workers have to do, for people and autoscalers",
+		Long: `Show the queue of each pool (jobs that wait, jobs in progress, the age of the
+oldest that waits, workers, slots) and the state of each worker with its tasks; or
+of the workers that are named alone. With --json it is one object with the members
+"pools" and "workers". docs/operations.md says how an autoscaler reads it.`,
+		Example: "  starling stats --json | jq '.pools[] | {pool, pending, oldest_waiting_ms, slots}'",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, id := range args {
+				if err := protocol.ValidateName("worker", id); err != nil {
+					return &usageError{err}
+				}
+			}
+			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
+				s, err := readStats(cmd.Context(), bus, args)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return a.printJSON(s)
+				}
+				return a.printStats(s)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "one object with all of it")
+	return bindAll(cmd, &buses)
+}
+
+// fleetStats is what stats prints.
+type fleetStats struct {
+	Pools   []broker.PoolStats `json:"pools,omitempty"`
+	Workers []workerStats      `json:"workers"`
+}
+
+// workerStats is a worker's own answer, or, of one that gave none in time, its
+// entry in the registry.
+type workerStats struct {
+	protocol.WorkerStats
+	Answered bool `json:"answered"`
+}
+
+func readStats(ctx context.Context, bus *broker.Bus, named []string) (fleetStats, error) {
+	s := fleetStats{Workers: []workerStats{}}
+	for _, id := range named {
+		answer, err := bus.WorkerStats(ctx, protocol.WorkerID(id))
+		if err != nil {
+			return s, err
+		}
+		s.Workers = append(s.Workers, workerStats{answer, true})
+	}
+	if len(named) > 0 {
+		return s, nil
+	}
+	var err error
+	if s.Pools, err = bus.PoolStats(ctx); err != nil {
+		return s, err
+	}
+	workers, err := bus.Workers(ctx)
+	if err != nil && !errors.Is(err, broker.ErrNotInitialized) {
+		return s, err
+	}
+	for _, w := range workers {
+		answer, err := bus.WorkerStats(ctx, w.WorkerID)
+		switch {
+		case err == nil:
+			s.Workers = append(s.Workers, workerStats{answer, true})
+		case errors.Is(err, broker.ErrUnknownWorker), errors.Is(err, broker.ErrUnavailable):
+			s.Workers = append(s.Workers, workerStats{protocol.WorkerStats{WorkerInfo: w}, false})
+		default:
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+func (a *app) printStats(s fleetStats) error {
+	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	if s.Pools != nil {
+		fmt.Fprintln(table, "POOL\tPENDING\tIN PROGRESS\tOLDEST\tWORKERS\tDRAINING\tSLOTS\tBUSY")
+		for _, p := range s.Pools {
+			oldest := "-"
+			if p.Pending > 0 {
+				oldest = short(time.Duration(p.OldestMS) * time.Millisecond)
+			}
+			fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%d\t%d\t%d\t%d\n", p.Pool, p.Pending, p.InProgress, oldest, p.Workers, p.Draining, p.Slots, p.Busy)
+		}
+		if err := errors.Join(table.Flush(), line(a.out)); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(table, "WORKER\tPOOL\tSTATE\tSLOTS\tBUSY\tDONE\tUP\tTASKS")
+	for _, w := range s.Workers {
+		state := workerState(w.WorkerInfo)
+		if !w.Answered {
+			state += ", silent"
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%d\n", w.WorkerID, cell(w.Pool), state, w.Slots, w.Busy, w.JobsDone, age(w.StartedAt), len(w.Tasks))
+		for _, task := range w.Tasks {
+			fmt.Fprintf(table, "  %s\t%s\t%s\t\t\t\t%s\t\n", cell(string(task.DelegationID)), cell(task.Capsule),
+				fmt.Sprintf("attempt %d", task.Attempt), age(task.StartedAt))
+		}
+	}
+	return table.Flush()
+}
