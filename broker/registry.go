@@ -161,12 +161,29 @@ func (h *Heartbeat) Close(ctx context.Context) error {
 	return h.err
 }
 
+// SeenWorker is a worker's entry and when the bus stored it, by the bus's clock:
+// the worker's own is its SeenAt.
+type SeenWorker struct {
+	protocol.WorkerInfo
+	StoredAt time.Time
+}
+
 // Workers lists the live workers, by pool and id: those that wrote their entry
 // within the last 30 s. It needs an operator's rights. Entries that cannot be
 // read are left out and logged.
 func (b *Bus) Workers(ctx context.Context) ([]protocol.WorkerInfo, error) {
-	bucket := b.ns.WorkerBucket()
+	seen, err := b.SeenWorkers(ctx)
 	var workers []protocol.WorkerInfo
+	for _, w := range seen {
+		workers = append(workers, w.WorkerInfo)
+	}
+	return workers, err
+}
+
+// SeenWorkers is Workers with the bus's time of each entry.
+func (b *Bus) SeenWorkers(ctx context.Context) ([]SeenWorker, error) {
+	bucket := b.ns.WorkerBucket()
+	var workers []SeenWorker
 	for m, err := range b.scan(ctx, b.nc, kvStream(bucket), kvSubject(bucket, ">"), 1) {
 		if err != nil {
 			return nil, fmt.Errorf("listing workers: %w", err)
@@ -179,9 +196,9 @@ func (b *Bus) Workers(ctx context.Context) ([]protocol.WorkerInfo, error) {
 			b.log.Warn("worker entry unreadable", "subject", m.subject, "error", err)
 			continue
 		}
-		workers = append(workers, info)
+		workers = append(workers, SeenWorker{info, m.at})
 	}
-	slices.SortFunc(workers, func(a, b protocol.WorkerInfo) int {
+	slices.SortFunc(workers, func(a, b SeenWorker) int {
 		return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.WorkerID, b.WorkerID))
 	})
 	return workers, nil

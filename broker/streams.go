@@ -121,7 +121,28 @@ func (b *Bus) check(ctx context.Context, w *wantedStream) error {
 		return err
 	}
 	w.exists = true
-	have, want := info.Config, w.config
+	have := info.Config
+	if differences := b.streamDifferences(have, w.config); len(differences) > 0 {
+		return differences[0]
+	}
+	update := have
+	w.tuned(&update)
+	if update.MaxConsumers < w.config.MaxConsumers && update.MaxConsumers <= 0 {
+		update.MaxConsumers = w.config.MaxConsumers
+	}
+	if update.MaxAge > 0 {
+		update.Duplicates = min(update.Duplicates, update.MaxAge)
+	}
+	if update.Replicas != have.Replicas || update.MaxAge != have.MaxAge || update.MaxBytes != have.MaxBytes ||
+		update.MaxMsgs != have.MaxMsgs || update.MaxConsumers != have.MaxConsumers {
+		w.update = &update
+	}
+	return nil
+}
+
+// streamDifferences are the settings of an existing stream that section 2 demands
+// otherwise, and that init cannot change.
+func (b *Bus) streamDifferences(have, want jetstream.StreamConfig) []*TopologyError {
 	type setting struct {
 		name       string
 		have, want any
@@ -149,24 +170,13 @@ func (b *Bus) check(ctx context.Context, w *wantedStream) error {
 	if want.Name == kvStream(b.ns.WorkerBucket()) {
 		settings = append(settings, setting{"max age", have.MaxAge, want.MaxAge})
 	}
+	var differences []*TopologyError
 	for _, s := range settings {
-		if h, want := fmt.Sprint(s.have), fmt.Sprint(s.want); h != want {
-			return &TopologyError{Stream: w.config.Name, Setting: s.name, Have: h, Want: want}
+		if h, w := fmt.Sprint(s.have), fmt.Sprint(s.want); h != w {
+			differences = append(differences, &TopologyError{Stream: want.Name, Setting: s.name, Have: h, Want: w})
 		}
 	}
-	update := have
-	w.tuned(&update)
-	if update.MaxConsumers < w.config.MaxConsumers && update.MaxConsumers <= 0 {
-		update.MaxConsumers = w.config.MaxConsumers
-	}
-	if update.MaxAge > 0 {
-		update.Duplicates = min(update.Duplicates, update.MaxAge)
-	}
-	if update.Replicas != have.Replicas || update.MaxAge != have.MaxAge || update.MaxBytes != have.MaxBytes ||
-		update.MaxMsgs != have.MaxMsgs || update.MaxConsumers != have.MaxConsumers {
-		w.update = &update
-	}
-	return nil
+	return differences
 }
 
 func republish(r *jetstream.RePublish) string {

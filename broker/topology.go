@@ -238,18 +238,8 @@ func (b *Bus) ensureConsumer(ctx context.Context, cfg InitConfig, pool string, l
 			return err
 		}
 		have := existing.CachedInfo().Config
-		differs := func(setting string, have, want any) error {
-			return &TopologyError{Stream: b.ns.JobsStream() + " consumer " + name, Setting: setting, Have: fmt.Sprint(have), Want: fmt.Sprint(want)}
-		}
-		switch {
-		case have.FilterSubject != filter:
-			return differs("filter subject", have.FilterSubject, filter)
-		case have.AckPolicy != jetstream.AckExplicitPolicy:
-			return differs("ack policy", have.AckPolicy, "explicit")
-		case have.MaxDeliver > 0:
-			return differs("max deliver", have.MaxDeliver, -1)
-		case len(have.BackOff) > 0:
-			return differs("backoff", have.BackOff, "none")
+		if differences := b.consumerDifferences(have, name, filter); len(differences) > 0 {
+			return differences[0]
 		}
 		update := have
 		update.AckWait = cmp.Or(cfg.AckWait, have.AckWait)
@@ -260,4 +250,28 @@ func (b *Bus) ensureConsumer(ctx context.Context, cfg InitConfig, pool string, l
 		_, err = b.js.UpdateConsumer(ctx, b.ns.JobsStream(), update)
 		return err
 	})
+}
+
+// consumerDifferences are the settings of a lane's consumer that section 2 demands
+// otherwise.
+func (b *Bus) consumerDifferences(have jetstream.ConsumerConfig, name, filter string) []*TopologyError {
+	var differences []*TopologyError
+	differs := func(setting string, have, want any) {
+		differences = append(differences, &TopologyError{
+			Stream: b.ns.JobsStream() + " consumer " + name, Setting: setting, Have: fmt.Sprint(have), Want: fmt.Sprint(want),
+		})
+	}
+	if have.FilterSubject != filter {
+		differs("filter subject", have.FilterSubject, filter)
+	}
+	if have.AckPolicy != jetstream.AckExplicitPolicy {
+		differs("ack policy", have.AckPolicy, "explicit")
+	}
+	if have.MaxDeliver > 0 {
+		differs("max deliver", have.MaxDeliver, -1)
+	}
+	if len(have.BackOff) > 0 {
+		differs("backoff", have.BackOff, "none")
+	}
+	return differences
 }

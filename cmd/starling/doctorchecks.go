@@ -1,0 +1,319 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"starling/broker"
+	"starling/protocol"
+)
+
+const (
+	// A clock that differs by less is of no matter to deadlines of seconds; by more
+	// than clockProblem a deadline of a minute is no longer one.
+	clockWarning = 2 * time.Second
+	clockProblem = 30 * time.Second
+
+	// roomWarning and roomProblem are how full a store may be.
+	roomWarning = 0.80
+	roomProblem = 0.95
+
+	// lostAfter is how long a record may stand without its job: a dispatch writes
+	// one after the other, and repairs itself for some seconds.
+	lostAfter = time.Minute
+	// maxNamed bounds how many of a kind are named.
+	maxNamed = 5
+)
+
+// account reports whether there is a JetStream to look at.
+func (x *examination) account(ctx context.Context) bool {
+	account, err := x.bus.Account(ctx)
+	if err != nil {
+		x.failed("jetstream", err)
+		return !errors.Is(err, broker.ErrNoJetStream)
+	}
+	x.full("jetstream", fmt.Sprintf("disk of the account, %d streams", account.Streams), account.Store, account.MaxStore,
+		"raise the account's limit, or the servers' max_file_store")
+	if account.MaxMemory > 0 {
+		x.full("jetstream", "memory of the account", account.Memory, account.MaxMemory, "raise the account's limit, or the servers' max_memory_store")
+	}
+	return true
+}
+
+// full judges what is used of a limit; a limit below 1 is none.
+func (x *examination) full(name, what string, used, limit int64, fix string) {
+	if limit < 1 {
+		x.say(name, fine, "", "%s: %d used, no limit here (the servers' own are not seen)", what, used)
+		return
+	}
+	share := float64(used) / float64(limit)
+	status := fine
+	if share >= roomProblem {
+		status = problem
+	} else if share >= roomWarning {
+		status = warning
+	} else {
+		fix = ""
+	}
+	x.say(name, status, fix, "%s: %d of %d used (%d%%)", what, used, limit, int(share*100))
+}
+
+// topology reports whether the namespace can be looked at further.
+func (x *examination) topology(ctx context.Context) bool {
+	in, err := x.bus.Inspect(ctx)
+	if err != nil {
+		x.failed("streams", err)
+		return false
+	}
+	x.inspected = in
+	ns := x.bus.Namespace()
+	if len(in.Streams) == 0 {
+		x.say("streams", problem, "starling init, with an operator's rights; or --namespace names another", "namespace %s is not initialized: it has no stream", ns)
+		return false
+	}
+	for _, d := range in.Differences {
+		fix := "another program made it, or another version: make it as it should be with the nats command, or delete it when it is empty and run starling init"
+		if d.Fixable {
+			fix = "starling init puts it right"
+			if d.Setting == "replicas" {
+				fix = "starling init --replicas " + d.Want
+			}
+		}
+		if d.Setting == "" {
+			x.say("streams", problem, fix, "%s is missing", d.Thing)
+			continue
+		}
+		status := problem
+		if d.Setting == "replicas" {
+			status = warning
+		}
+		x.say("streams", status, fix, "%s has %s %s, not %s", d.Thing, d.Setting, d.Have, d.Want)
+	}
+	for _, s := range in.Streams {
+		if s.Offline > 0 {
+			x.say("streams", warning, "see the servers' state with `nats server report jetstream`", "%d of %d replicas of stream %s are offline or behind", s.Offline, s.Replicas, s.Name)
+		}
+	}
+	if len(in.Differences) == 0 {
+		x.say("streams", fine, "", "%d streams and buckets, %d consumers are as init makes them", len(in.Streams), len(in.Pools)*len(protocol.Lanes()))
+	}
+	workers, err := x.bus.SeenWorkers(ctx)
+	if err != nil && !errors.Is(err, broker.ErrNotInitialized) {
+		x.failed("workers", err)
+	}
+	x.workers = workers
+	for _, d := range in.Differences {
+		if d.Setting == "" && d.Thing != "stream KV_"+ns.WorkerBucket() {
+			return false
+		}
+	}
+	return true
+}
+
+// clock compares clocks with the server's: this host's, and each worker's.
+func (x *examination) clock() {
+	judge := func(who string, off, precision time.Duration) {
+		status, fix := fine, ""
+		if off.Abs() > clockWarning+precision {
+			status, fix = warning, "let every host follow one time (NTP): deadlines and ages are judged by these clocks"
+		}
+		if off.Abs() > clockProblem+precision {
+			status = problem
+		}
+		x.say("clock", status, fix, "%s is %s off the server's, within %s", who, off.Round(time.Millisecond), precision.Round(time.Millisecond))
+	}
+	if !x.inspected.ServerTime.IsZero() {
+		judge("this host's", -x.inspected.Clock, x.inspected.Precision)
+	}
+	for _, w := range x.workers {
+		if w.StoredAt.IsZero() {
+			continue
+		}
+		if off := w.SeenAt.Std().Sub(w.StoredAt); off.Abs() > clockWarning {
+			judge("the clock of worker "+string(w.WorkerID)+" on "+w.Host, off, time.Second)
+		}
+	}
+}
+
+// room looks for streams that are nearly full.
+func (x *examination) room() {
+	tight := false
+	for _, s := range x.inspected.Streams {
+		for _, limit := range []struct {
+			what      string
+			used, max int64
+		}{{"bytes", int64(s.Bytes), s.MaxBytes}, {"messages", int64(s.Messages), s.MaxMsgs}} {
+			if limit.max > 0 && float64(limit.used) >= roomWarning*float64(limit.max) {
+				tight = true
+				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with starling init (see --help)")
+			}
+		}
+	}
+	if !tight {
+		x.say("room", fine, "", "no stream is near its limit")
+	}
+}
+
+// pools compares declared with served ones.
+func (x *examination) pools(ctx context.Context) {
+	stats, err := x.bus.PoolStats(ctx)
+	if err != nil {
+		x.failed("pools", err)
+		return
+	}
+	declared := map[string]bool{}
+	for _, p := range stats {
+		declared[p.Pool] = true
+		served, err := x.bus.PoolServed(ctx, p.Pool)
+		start := "starling worker --pool " + p.Pool
+		waiting := p.Pending + uint64(max(p.InProgress, 0))
+		switch {
+		case err != nil:
+			x.failed("pools", err)
+		case served:
+			x.say("pools", fine, "", "%s: %d workers, %d of %d slots busy, %d jobs wait", p.Pool, p.Workers, p.Busy, p.Slots, p.Pending)
+		case waiting > 0:
+			x.say("pools", problem, start, "%s: nobody takes its jobs, and %d are queued", p.Pool, waiting)
+		default:
+			x.say("pools", warning, start, "%s: declared, and nobody takes its jobs", p.Pool)
+		}
+	}
+	for _, w := range x.workers {
+		if !declared[w.Pool] {
+			x.say("pools", problem, "starling init --pools "+w.Pool, "worker %s works for pool %s, which is not declared", w.WorkerID, w.Pool)
+		}
+	}
+}
+
+// stuck are delegations that nothing will end.
+type stuck struct {
+	vanished    []protocol.Record // submitted, without a job
+	orphaned    []protocol.Record // working, without a job and a worker
+	undelivered []protocol.Record
+	unreadable  int
+}
+
+// ledger looks for delegations that nothing brings forward.
+func (x *examination) ledger(ctx context.Context) {
+	s, err := x.stuck(ctx)
+	if err != nil {
+		x.failed("delegations", err)
+		return
+	}
+	for _, kind := range []struct {
+		records []protocol.Record
+		status  verdict
+		what    string
+		fix     string
+	}{
+		{s.vanished, problem, "submitted without a job, which somebody removed",
+			"dispatch the same again (starling dispatch --session S --delegation D), or end it with starling cancel"},
+		{s.orphaned, problem, "working without a worker and without a job", "starling cancel ends it"},
+		{s.undelivered, warning, "ended, and the parent was not told", "starling ps --undelivered says why, starling redeliver tells it"},
+	} {
+		if len(kind.records) > 0 {
+			x.say("delegations", kind.status, kind.fix, "%d %s: %s", len(kind.records), kind.what, named(kind.records))
+		}
+	}
+	if s.unreadable > 0 {
+		x.say("delegations", warning, "their jobs become dead letters; look with `nats kv get "+x.bus.Namespace().LedgerBucket()+"`",
+			"%d records cannot be read by this version", s.unreadable)
+	}
+	if len(s.vanished)+len(s.orphaned)+len(s.undelivered)+s.unreadable == 0 {
+		x.say("delegations", fine, "", "none is stuck, every parent that asked was told")
+	}
+}
+
+func named(records []protocol.Record) string {
+	var keys []string
+	for i, rec := range records {
+		if i == maxNamed {
+			keys = append(keys, "…")
+			break
+		}
+		keys = append(keys, rec.Key())
+	}
+	return joined(keys)
+}
+
+func (x *examination) stuck(ctx context.Context) (stuck, error) {
+	var s stuck
+	var open []protocol.Record
+	for rec, err := range x.bus.Delegations(ctx) {
+		switch {
+		case errors.Is(err, protocol.ErrRecord):
+			s.unreadable++
+		case err != nil:
+			return s, err
+		case rec.Status.Final():
+			if told(rec, nil) == "failed" {
+				s.undelivered = append(s.undelivered, rec)
+			}
+		case time.Since(rec.SubmittedAt.Std()) > lostAfter:
+			open = append(open, rec)
+		}
+	}
+	if len(open) == 0 {
+		return s, nil
+	}
+	queued, err := x.bus.QueuedJobs(ctx)
+	if err != nil {
+		return s, err
+	}
+	live := map[protocol.WorkerID]bool{}
+	for _, w := range x.workers {
+		live[w.WorkerID] = true
+	}
+	for _, rec := range open {
+		if queued[rec.TaskID] || rec.Status == protocol.StatusWorking && live[rec.WorkerID] {
+			continue
+		}
+		// It may have ended since its record was read.
+		now, err := x.bus.ReadRecord(ctx, rec.Spawner.SessionID, rec.DelegationID, 0)
+		if errors.Is(err, broker.ErrNoRecord) || err == nil && now.Record.Status != rec.Status {
+			continue
+		}
+		if err != nil {
+			return s, err
+		}
+		if there, err := x.bus.JobQueued(ctx, rec); err != nil {
+			return s, err
+		} else if there {
+			continue
+		}
+		if rec.Status == protocol.StatusSubmitted {
+			s.vanished = append(s.vanished, rec)
+		} else {
+			s.orphaned = append(s.orphaned, rec)
+		}
+	}
+	return s, nil
+}
+
+func (x *examination) deadLetters(ctx context.Context) {
+	reasons := map[protocol.DeadLetterReason]int{}
+	n := 0
+	for letter, err := range x.bus.DeadLetters(ctx, "") {
+		if err != nil {
+			x.failed("dead letters", err)
+			return
+		}
+		n++
+		reasons[letter.Reason]++
+	}
+	if n == 0 {
+		x.say("dead letters", fine, "", "none")
+		return
+	}
+	text := ""
+	for _, reason := range []protocol.DeadLetterReason{
+		protocol.DeadUnreadable, protocol.DeadMismatch, protocol.DeadNoRecord, protocol.DeadAttemptsSpent,
+	} {
+		if reasons[reason] > 0 {
+			text += fmt.Sprintf(", %d %s", reasons[reason], reason)
+		}
+	}
+	x.say("dead letters", warning, "starling dlq ls lists them; show, retry or drop each", "%d%s", n, text)
+}
