@@ -46,27 +46,37 @@ func (b *Bus) PoolStats(ctx context.Context) ([]PoolStats, error) {
 	}
 	all := make([]PoolStats, 0, len(pools))
 	for _, pool := range pools {
-		p := PoolStats{Pool: pool, Lanes: make(map[protocol.Lane]LaneStats)}
-		for _, lane := range protocol.Lanes() {
-			l, err := b.laneStats(ctx, pool, lane)
-			if err != nil {
-				return nil, fmt.Errorf("pool %s, lane %s: %w", pool, lane, err)
-			}
-			p.Lanes[lane] = l
-			p.Pending, p.InProgress, p.OldestMS = p.Pending+l.Pending, p.InProgress+l.InProgress, max(p.OldestMS, l.OldestMS)
-		}
-		for _, w := range workers {
-			switch {
-			case w.Pool != pool:
-			case w.Draining:
-				p.Draining++
-			default:
-				p.Workers, p.Slots, p.Busy = p.Workers+1, p.Slots+w.Slots, p.Busy+w.Busy
-			}
+		p, err := b.PoolStatsOf(ctx, pool, workers)
+		if err != nil {
+			return nil, err
 		}
 		all = append(all, p)
 	}
 	return all, nil
+}
+
+// PoolStatsOf reads those of one pool, with the workers of [Bus.Workers]. A lane
+// without its consumer is [ErrNotInitialized].
+func (b *Bus) PoolStatsOf(ctx context.Context, pool string, workers []protocol.WorkerInfo) (PoolStats, error) {
+	p := PoolStats{Pool: pool, Lanes: make(map[protocol.Lane]LaneStats)}
+	for _, lane := range protocol.Lanes() {
+		l, err := b.laneStats(ctx, pool, lane)
+		if err != nil {
+			return p, fmt.Errorf("pool %s, lane %s: %w", pool, lane, err)
+		}
+		p.Lanes[lane] = l
+		p.Pending, p.InProgress, p.OldestMS = p.Pending+l.Pending, p.InProgress+l.InProgress, max(p.OldestMS, l.OldestMS)
+	}
+	for _, w := range workers {
+		switch {
+		case w.Pool != pool:
+		case w.Draining:
+			p.Draining++
+		default:
+			p.Workers, p.Slots, p.Busy = p.Workers+1, p.Slots+w.Slots, p.Busy+w.Busy
+		}
+	}
+	return p, nil
 }
 
 func (b *Bus) laneStats(ctx context.Context, pool string, lane protocol.Lane) (LaneStats, error) {

@@ -104,11 +104,6 @@ func (x *examination) topology(ctx context.Context) bool {
 		x.failed("workers", err)
 	}
 	x.workers = workers
-	for _, d := range in.Differences {
-		if d.Setting == "" && d.Thing != "stream KV_"+ns.WorkerBucket() {
-			return false
-		}
-	}
 	return true
 }
 
@@ -158,15 +153,19 @@ func (x *examination) room() {
 
 // pools compares declared with served ones.
 func (x *examination) pools(ctx context.Context) {
-	stats, err := x.bus.PoolStats(ctx)
-	if err != nil {
-		x.failed("pools", err)
-		return
+	var workers []protocol.WorkerInfo
+	for _, w := range x.workers {
+		workers = append(workers, w.WorkerInfo)
 	}
 	declared := map[string]bool{}
-	for _, p := range stats {
-		declared[p.Pool] = true
-		served, err := x.bus.PoolServed(ctx, p.Pool)
+	for _, pool := range x.inspected.Pools {
+		declared[pool] = true
+		p, err := x.bus.PoolStatsOf(ctx, pool, workers)
+		if err != nil {
+			x.failed("pools", err)
+			continue
+		}
+		served, err := x.bus.PoolServed(ctx, pool)
 		start := "starling worker --pool " + p.Pool
 		waiting := p.Pending + uint64(max(p.InProgress, 0))
 		switch {
@@ -282,6 +281,12 @@ func (x *examination) stuck(ctx context.Context) (stuck, error) {
 			return s, err
 		} else if there {
 			continue
+		}
+		if rec.Status == protocol.StatusWorking {
+			// A server that restarted may have forgotten who works.
+			if _, err := x.bus.WorkerStats(ctx, rec.WorkerID); err == nil || errors.Is(err, broker.ErrUnavailable) {
+				continue
+			}
 		}
 		if rec.Status == protocol.StatusSubmitted {
 			s.vanished = append(s.vanished, rec)
