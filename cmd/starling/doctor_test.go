@@ -209,7 +209,9 @@ func TestDoctorNamesWhatDiffersAndWhatIsStuck(t *testing.T) {
 		return rec
 	}
 	vanished := record(func(*protocol.Record) {})
-	orphaned := record(func(r *protocol.Record) { r.Status, r.Attempt, r.WorkerID, r.SessionID = protocol.StatusWorking, 1, "wrk_gone", "ses_gone" })
+	orphaned := record(func(r *protocol.Record) {
+		r.Status, r.Attempt, r.WorkerID, r.SessionID = protocol.StatusWorking, 1, "wrk_gone", "ses_gone"
+	})
 	held := record(func(r *protocol.Record) {
 		r.Status, r.Attempt, r.WorkerID, r.SessionID = protocol.StatusWorking, 1, f.staff.worker.ID(), "ses_held"
 	})

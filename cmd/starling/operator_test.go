@@ -384,3 +384,11 @@ func TestHarmlessOutput(t *testing.T) {
 		t.Errorf("endingLine = %q, want a line and the work directory's", got)
 	}
 }
+
+// TestOperationsPageCommands runs the page's first look at a fleet.
+func TestOperationsPageCommands(t *testing.T) {
+	t.Parallel()
+	f := testFleet(t, nil)
+	out := shell(t, blocks(t, "docs/operations.md", "sh look")[0], "STARLING_URL="+f.server.ClientURL())
+	contains(t, "the output", out, string(f.staff.worker.ID()), "POOL", "OLDEST", "DELEGATION", "WHY", "REASON", "ok: ")
+}
