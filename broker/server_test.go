@@ -78,7 +78,7 @@ func TestAnEmbeddedServerThatCannotStartSaysWhy(t *testing.T) {
 	port := l.Addr().(*net.TCPAddr).Port
 	started := time.Now()
 	_, err = broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: testenv.StoreDir(t), Port: port})
-	wantError(t, "a port that is taken", err, broker.ErrUnavailable, "address already in use")
+	wantError(t, "a port that is taken", err, broker.ErrPortTaken, "address already in use")
 	_, err = broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: "/proc/nowhere", Port: -1})
 	wantError(t, "a store that cannot be written", err, broker.ErrUnavailable, "/proc/nowhere")
 	if took := time.Since(started); took > 10*time.Second {
