@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -212,39 +211,6 @@ func (b *Bus) ensureStream(ctx context.Context, w wantedStream) error {
 		}
 		return noRoom("creating", w.config, err)
 	})
-}
-
-// limitFlags are the settings of init that bound a stream, by the end of its name.
-var limitFlags = []struct{ suffix, flag string }{
-	{"_JOBS", "--max-job-bytes"}, {"_TASKS", "--max-frame-bytes"}, {"-delegations", "--max-ledger-bytes"}, {"-results", "--max-result-bytes"},
-}
-
-// noRoom names the stream, its limit and the fix, where that is what err is about.
-func noRoom(what string, c jetstream.StreamConfig, err error) error {
-	var api jetstream.JetStreamError
-	if !errors.As(err, &api) || api.APIError() == nil {
-		return err
-	}
-	switch e := api.APIError(); {
-	case e.ErrorCode == codeNoStorage, e.ErrorCode == codeNoMemory, e.ErrorCode == codeAccountLimit,
-		e.ErrorCode == codeNoPeers && strings.Contains(e.Description, "insufficient storage"):
-		limit, fix := "no limit of its own", ""
-		if c.MaxBytes > 0 {
-			limit = fmt.Sprintf("%d bytes reserved for it", c.MaxBytes)
-		}
-		for _, l := range limitFlags {
-			if strings.HasSuffix(c.Name, l.suffix) {
-				fix = ", or ask for less with " + l.flag
-			}
-		}
-		store := "store (max_file_store, or the account's disk limit)"
-		if c.Storage == jetstream.MemoryStorage {
-			store = "memory (max_memory_store, or the account's memory limit)"
-		}
-		return fmt.Errorf("%w: %s stream %s, %d replicas, with %s: %s (%d): give the servers a larger %s%s",
-			ErrRefused, what, c.Name, max(c.Replicas, 1), limit, e.Description, e.ErrorCode, store, fix)
-	}
-	return err
 }
 
 // streamInfo reads a stream's state; a missing one is [ErrNotInitialized].

@@ -53,8 +53,11 @@ func (s initSettings) validate() error {
 		flag  string
 		value int64
 	}{
-		{"max-jobs", s.MaxJobs}, {"max-job-bytes", s.MaxJobBytes}, {"max-frame-bytes", s.MaxFrameBytes},
-		{"max-ledger-bytes", s.MaxLedgerBytes}, {"max-result-bytes", s.MaxResultBytes},
+		{"max-jobs", s.MaxJobs},
+		{"max-job-bytes", s.MaxJobBytes},
+		{"max-frame-bytes", s.MaxFrameBytes},
+		{"max-ledger-bytes", s.MaxLedgerBytes},
+		{"max-result-bytes", s.MaxResultBytes},
 	} {
 		if n.value < 0 {
 			bad("--%s is %d: leave it 0 for the default", n.flag, n.value)

@@ -5,7 +5,8 @@
 // A file is a command or what several share: root.go the program, settings.go the
 // environment and the flags, source.go and task.go what is run, client.go and
 // embedded.go the bus that is there and the fleet in this process, show.go what
-// observers see, exit.go the exit statuses and what to do about errors.
+// observers see, harmless.go what keeps others' texts from steering a terminal,
+// exit.go the exit statuses and what to do about errors.
 package main
 
 import (
