@@ -110,6 +110,37 @@ func TestStatsOfJobsThatWait(t *testing.T) {
 	}
 }
 
+// TestStatsTellWhoDoesNotAnswer: a worker that is in the registry and gone.
+func TestStatsTellWhoDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	f := testFleet(t, nil)
+	o := operator{t, f.server.ClientURL()}
+	h, err := f.bus.Announce(t.Context(), func() protocol.WorkerInfo {
+		return protocol.WorkerInfo{WorkerID: "wrk_gone", Pool: "default", Host: "h\u202e\x1b[2J", Slots: 3}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := h.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	answered := map[protocol.WorkerID]bool{}
+	for _, w := range decoded[fleetStats](t, o.must("stats", "--json")).Workers {
+		answered[w.WorkerID] = w.Answered
+	}
+	if len(answered) != 2 || answered["wrk_gone"] || !answered[f.staff.worker.ID()] {
+		t.Errorf("answered = %v, want the live worker alone", answered)
+	}
+	contains(t, "stats", o.must("stats"), "wrk_gone", "working, silent")
+	for _, out := range []string{o.must("workers"), o.must("workers", "--json")} {
+		if strings.ContainsFunc(out, steers) {
+			t.Errorf("a worker's host steers:\n%q", out)
+		}
+	}
+}
+
 // TestTwoWorkersOfOneIDAreRefused, with what to do.
 func TestTwoWorkersOfOneIDAreRefused(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -79,18 +80,41 @@ func readStats(ctx context.Context, bus *broker.Bus, named []string) (fleetStats
 	if err != nil && !errors.Is(err, broker.ErrNotInitialized) {
 		return s, err
 	}
-	for _, w := range workers {
-		answer, err := bus.WorkerStats(ctx, w.WorkerID)
-		switch {
-		case err == nil:
-			s.Workers = append(s.Workers, workerStats{answer, true})
-		case errors.Is(err, broker.ErrUnknownWorker), errors.Is(err, broker.ErrUnavailable):
-			s.Workers = append(s.Workers, workerStats{protocol.WorkerStats{WorkerInfo: w}, false})
-		default:
-			return s, err
-		}
+	s.Workers, err = askAll(ctx, bus, workers)
+	return s, err
+}
+
+const (
+	// statsWait is how long a worker may take to answer, and statsAsks how many are
+	// asked at a time: stalled ones must not hold up the rest.
+	statsWait = 2 * time.Second
+	statsAsks = 16
+)
+
+// askAll asks every worker for its state, in the order of the list.
+func askAll(ctx context.Context, bus *broker.Bus, workers []protocol.WorkerInfo) ([]workerStats, error) {
+	answers, errs := make([]workerStats, len(workers)), make([]error, len(workers))
+	places := make(chan struct{}, statsAsks)
+	var asking sync.WaitGroup
+	for i, w := range workers {
+		places <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-places }()
+			try, cancel := context.WithTimeout(ctx, statsWait)
+			defer cancel()
+			answer, err := bus.WorkerStats(try, w.WorkerID)
+			switch {
+			case err == nil:
+				answers[i] = workerStats{answer, true}
+			case errors.Is(err, broker.ErrUnknownWorker), errors.Is(err, broker.ErrUnavailable):
+				answers[i] = workerStats{protocol.WorkerStats{WorkerInfo: w}, false}
+			default:
+				errs[i] = err
+			}
+		})
 	}
-	return s, nil
+	asking.Wait()
+	return answers, errors.Join(errs...)
 }
 
 func (a *app) printStats(s fleetStats) error {
