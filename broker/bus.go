@@ -59,6 +59,7 @@ type Bus struct {
 	frames *nats.Conn
 
 	denials denials   // of both connections
+	counts  counts    // for Stats
 	acks    ackRouter // of published frames
 }
 

@@ -39,6 +39,7 @@ type flyingFrame struct {
 func (s *FrameSender) publish(i int) {
 	f := &s.inFlight[i]
 	f.answered, f.sent = f.stored, time.Now()
+	s.bus.counts.frames.Add(1)
 	if i == 0 {
 		s.conn = s.bus.frames.Stats().Reconnects
 	}
@@ -156,6 +157,7 @@ func (s *FrameSender) allAnswered() bool {
 func (s *FrameSender) resend() {
 	s.bus.log.Debug("frames sent again", "task_id", string(s.place.TaskID), "frames", len(s.inFlight), "error", s.failed)
 	s.failed = nil
+	s.bus.counts.resent.Add(uint64(len(s.inFlight)))
 	for i := range s.inFlight {
 		if s.publish(i); s.failed != nil || s.broken != nil {
 			return

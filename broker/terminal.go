@@ -20,6 +20,8 @@ type TerminalOptions struct {
 	// LastSequence is [FrameSender.LastSequence] of the attempt's worker, which
 	// saves a read; 0: it is read.
 	LastSequence uint64
+	// Traceparent is the trace that the status belongs to; "" for none.
+	Traceparent string
 }
 
 // WriteTerminal writes the one terminal status of a task, made from its final
@@ -33,7 +35,7 @@ func (b *Bus) WriteTerminal(ctx context.Context, rec protocol.Record, opts Termi
 	if !rec.Status.Final() || rec.Ending == nil {
 		return fmt.Errorf("%w: task %s is %s: only a final record ends it", protocol.ErrFrame, rec.TaskID, rec.Status)
 	}
-	m, err := b.terminalMessage(rec, opts.Seq)
+	m, err := b.terminalMessage(rec, opts)
 	if err != nil {
 		return err
 	}
@@ -43,14 +45,14 @@ func (b *Bus) WriteTerminal(ctx context.Context, rec protocol.Record, opts Termi
 	return nil
 }
 
-func (b *Bus) terminalMessage(rec protocol.Record, seq int) (*nats.Msg, error) {
+func (b *Bus) terminalMessage(rec protocol.Record, opts TerminalOptions) (*nats.Msg, error) {
 	frame := protocol.Frame{Kind: protocol.FrameStatus, State: rec.Ending.State, Text: rec.Ending.Message}
 	if !frame.Terminal() {
 		return nil, fmt.Errorf("%w: task %s: ending state %q ends nothing", protocol.ErrFrame, rec.TaskID, rec.Ending.State)
 	}
 	encoded, err := frame.Encode(protocol.Place{
 		TaskID: rec.TaskID, ContextID: rec.ContextID, SessionID: rec.SessionID,
-		Attempt: rec.Attempt, Seq: seq, Time: rec.EndedAt.Std(),
+		Attempt: rec.Attempt, Seq: opts.Seq, Time: rec.EndedAt.Std(), Traceparent: opts.Traceparent,
 	})
 	if err != nil {
 		return nil, err

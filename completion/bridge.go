@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
-	"regexp"
 	"sync"
 	"time"
 
@@ -128,12 +127,6 @@ func (b *Bridge) Deliver(ctx context.Context, handle protocol.Spawner, o protoco
 	}
 }
 
-// traceForm is how a traceparent begins. What looks otherwise is no trace: a job
-// may carry anything, and the client refuses to send some of it.
-//
-// Source: W3C Trace Context, traceparent header.
-var traceForm = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?$`)
-
 // CheckURL says whether a door could have this URL at all: http or https, with a
 // host. The error does not repeat it.
 func CheckURL(address string) error {
@@ -201,7 +194,7 @@ func (b *Bridge) send(ctx context.Context, d dialect, door *url.URL, handle prot
 	} {
 		req.Header.Set(name, value)
 	}
-	if traceForm.MatchString(traceparent) {
+	if protocol.ValidTraceparent(traceparent) {
 		req.Header.Set(protocol.HeaderTraceparent, traceparent)
 	}
 	if d == dialect10 {

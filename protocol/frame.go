@@ -80,6 +80,9 @@ type Place struct {
 	Attempt   int
 	Seq       int
 	Time      time.Time // of a status
+
+	// Traceparent is the trace that the frame belongs to; "" for none.
+	Traceparent string
 }
 
 // messageID is the id of the frame: the bus drops a second one with the same.
@@ -131,13 +134,14 @@ func (f Frame) Encode(p Place) (EncodedFrame, error) {
 	if err != nil {
 		return EncodedFrame{}, fmt.Errorf("%w: %w", ErrFrame, err)
 	}
-	return EncodedFrame{
-		Header: map[string]string{
-			HeaderMsgID: id, HeaderFrame: string(f.Kind), HeaderAttempt: strconv.Itoa(p.Attempt),
-			HeaderSeq: strconv.Itoa(p.Seq), HeaderSession: string(p.SessionID), HeaderA2AVersion: A2AVersion,
-		},
-		Body: body,
-	}, nil
+	header := map[string]string{
+		HeaderMsgID: id, HeaderFrame: string(f.Kind), HeaderAttempt: strconv.Itoa(p.Attempt),
+		HeaderSeq: strconv.Itoa(p.Seq), HeaderSession: string(p.SessionID), HeaderA2AVersion: A2AVersion,
+	}
+	if ValidTraceparent(p.Traceparent) {
+		header[HeaderTraceparent] = p.Traceparent
+	}
+	return EncodedFrame{Header: header, Body: body}, nil
 }
 
 func (f Frame) response(p Place, id string) streamResponse {
@@ -319,6 +323,9 @@ func ParseFrame(header func(string) string, body []byte) (ReceivedFrame, error) 
 		return ReceivedFrame{}, err
 	}
 	r.SessionID, r.Kind = SessionID(header(HeaderSession)), FrameKind(header(HeaderFrame))
+	if trace := header(HeaderTraceparent); ValidTraceparent(trace) {
+		r.Traceparent = trace
+	}
 	if err := json.Unmarshal(body, &r.A2A); err != nil {
 		return ReceivedFrame{}, fmt.Errorf("%w: %w", ErrFrame, err)
 	}

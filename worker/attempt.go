@@ -52,7 +52,7 @@ type attempt struct {
 }
 
 // newAttempt makes the attempt's directory and trace. Close it.
-func (w *Worker) newAttempt(log *slog.Logger, h *hold, c *cancellation, job protocol.Job, claim broker.Claim) (*attempt, error) {
+func (w *Worker) newAttempt(ctx context.Context, log *slog.Logger, h *hold, c *cancellation, job protocol.Job, claim broker.Claim) (*attempt, error) {
 	rec := claim.Record
 	dir, err := w.makeWorkdir(rec.SessionID)
 	if err != nil {
@@ -67,6 +67,7 @@ func (w *Worker) newAttempt(log *slog.Logger, h *hold, c *cancellation, job prot
 		w: w, log: log, hold: h, cancel: c, job: job, claim: claim, dir: dir, trace: tr, started: time.Now(),
 		frames: w.bus.NewFrameSender(protocol.Place{
 			TaskID: rec.TaskID, ContextID: rec.ContextID, SessionID: rec.SessionID, Attempt: rec.Attempt,
+			Traceparent: traceparentOf(ctx),
 		}),
 		segments: NewSegments(SegmentConfig{MaxTurns: protocol.DefaultManifest("", "").Inference.MaxTurns}),
 	}, nil
@@ -94,7 +95,11 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 	preparing, stopPreparing := context.WithCancelCause(running)
 	defer stopPreparing(nil)
 	a.cancel.onAsk(func() { stopPreparing(errCanceled) })
+	began := time.Now()
+	preparing, prepared := a.w.span(preparing, "prepare")
 	capsule, env, err := a.prepare(ctx, preparing)
+	prepared(err)
+	a.w.metrics.prepare.Observe(time.Since(began).Seconds())
 	if a.cancel.accepted() {
 		return canceledBeforeStart()
 	}
@@ -110,12 +115,18 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 	})()
 	stderr := &lazyFile{path: filepath.Join(a.dir.base, "stderr.log")}
 	defer stderr.close()
+	running, ran := a.w.span(running, "run")
+	if trace := traceparentOf(running); trace != "" {
+		env[protocol.TraceparentEnv] = trace
+	}
 	end := a.w.engine.Run(running, sandbox.Spec{
 		Module: capsule.path, Digest: capsule.Digest, Args: []string{a.manifest.Name}, Env: env,
 		WorkDir: a.dir.path, Filesystem: a.manifest.Capabilities.Filesystem,
 		Limits: a.manifest.Capabilities.Limits, Output: a.manifest.Output,
 		Stdin: []byte(protocol.MessageText(a.job.Message)), Stderr: stderr, Canceled: a.cancel.asked,
 	}, func(e protocol.Event) { a.event(ctx, stop, e) })
+	ran(nil)
+	a.w.metrics.guest.Observe(end.Duration.Seconds())
 	if end.SignalsDropped > 0 {
 		a.trace.note(time.Now(), fmt.Sprintf("%d signals were dropped: over 1 MiB, out of bounds, not UTF-8 or no event", end.SignalsDropped))
 		a.log.Warn("signals of the capsule dropped", "signals_dropped", end.SignalsDropped)

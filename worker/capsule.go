@@ -19,8 +19,9 @@ import (
 // capsules is this host's copy of the capsule store: modules on disk by digest,
 // manifests in memory for a while. It is safe for concurrent use.
 type capsules struct {
-	bus *broker.Bus
-	dir string // <cache>/modules
+	bus     *broker.Bus
+	dir     string // <cache>/modules
+	metrics *metrics
 
 	flight singleflight.Group
 	// download fetches a module under the cache's own life, not its first
@@ -45,13 +46,13 @@ const (
 	maxCachedManifests = 1024
 )
 
-func newCapsules(ctx context.Context, bus *broker.Bus, cacheDir string) (*capsules, error) {
+func newCapsules(ctx context.Context, bus *broker.Bus, cacheDir string, m *metrics) (*capsules, error) {
 	dir := filepath.Join(cacheDir, "modules")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("capsule cache: %w", err)
 	}
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
-	c := &capsules{bus: bus, dir: dir, stop: stop, entries: make(map[protocol.CapsuleRef]cachedEntry)}
+	c := &capsules{bus: bus, dir: dir, metrics: m, stop: stop, entries: make(map[protocol.CapsuleRef]cachedEntry)}
 	c.download = func(entry protocol.CapsuleEntry, path string) error { return c.fetch(life, entry, path) }
 	return c, nil
 }
@@ -78,10 +79,12 @@ func (c *capsules) find(ctx context.Context, ref protocol.CapsuleRef) (capsule, 
 	}
 	found := capsule{entry, filepath.Join(c.dir, entry.Digest.Hex()+".wasm")}
 	if _, err := os.Stat(found.path); err == nil {
+		c.metrics.cache.WithLabelValues("hit").Inc()
 		return found, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return capsule{}, fmt.Errorf("capsule cache: %w", err)
 	}
+	c.metrics.cache.WithLabelValues("miss").Inc()
 	return found, c.get(ctx, found)
 }
 

@@ -6,6 +6,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	oteltrace "go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
 	"starling/protocol"
 )
 
@@ -27,6 +31,9 @@ type Config struct {
 	Reports      int           // ended jobs that report outside a slot at a time; default 4 × Slots, at least 64
 
 	Ceiling Ceiling
+
+	Metrics prometheus.Registerer    // where the worker's metrics are registered; nil: nowhere
+	Tracer  oteltrace.TracerProvider // of the spans of jobs; nil: traces are passed on only
 }
 
 // Validate fills in the defaults and joins all problems.
@@ -48,6 +55,9 @@ func (c *Config) Validate() error {
 	}
 	if c.CancelGrace == 0 {
 		c.CancelGrace = 10 * time.Second
+	}
+	if c.Tracer == nil {
+		c.Tracer = noop.NewTracerProvider()
 	}
 	if c.Reports == 0 {
 		c.Reports = max(64, 4*c.Slots)

@@ -26,6 +26,7 @@ type hold struct {
 	bus      *broker.Bus
 	delivery *broker.Delivery
 	log      *slog.Logger
+	metrics  *metrics
 	ackWait  time.Duration
 
 	lose    context.CancelCauseFunc
@@ -37,6 +38,7 @@ type hold struct {
 	lapsed  atomic.Bool                  // an ack wait went by without one: never again false
 	checked atomic.Int64                 // since start, of the last look at the record; written by sure
 	claim   atomic.Pointer[broker.Entry] // what is held; nil before the claim
+	gone    atomic.Bool                  // the claim was lost
 }
 
 // hold starts to renew a delivery. The context it returns is done, with
@@ -45,7 +47,7 @@ func (w *Worker) hold(ctx context.Context, d *broker.Delivery, log *slog.Logger)
 	ctx, lose := context.WithCancelCause(ctx)
 	renewing, stop := context.WithCancel(ctx)
 	h := &hold{
-		bus: w.bus, delivery: d, log: log, ackWait: w.taker.AckWait(),
+		bus: w.bus, delivery: d, log: log, metrics: w.metrics, ackWait: w.taker.AckWait(),
 		lose: lose, stop: stop, stopped: make(chan struct{}), start: time.Now(),
 	}
 	go h.renew(renewing)
@@ -119,8 +121,7 @@ func (h *hold) sure(ctx context.Context) error {
 		return err
 	}
 	if !mine {
-		h.delivery.Drop()
-		h.lose(errLostClaim)
+		h.giveUp()
 		h.log.WarnContext(ctx, "claim lost: the job is left to its new owner", "revision", claim.Revision)
 		return errLostClaim
 	}
@@ -128,9 +129,17 @@ func (h *hold) sure(ctx context.Context) error {
 	return nil
 }
 
+// giveUp leaves the job to its new owner.
+func (h *hold) giveUp() {
+	h.delivery.Drop()
+	if !h.gone.Swap(true) {
+		h.metrics.lostClaims.Inc()
+	}
+	h.lose(errLostClaim)
+}
+
 // lost gives the job up because a write met another's.
 func (h *hold) lost(ctx context.Context) {
-	h.delivery.Drop()
-	h.lose(errLostClaim)
+	h.giveUp()
 	h.log.WarnContext(ctx, "claim lost: another wrote the record first")
 }

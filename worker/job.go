@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	oteltrace "go.opentelemetry.io/otel/trace"
+
 	"starling/broker"
 	"starling/protocol"
 )
@@ -17,10 +19,20 @@ import (
 // jobs' life; guests is done when running guests must be handed back.
 func (w *Worker) do(ctx, guests context.Context, d *broker.Delivery) {
 	defer d.Release()
-	log := w.log
+	log := w.log.With("pool", w.cfg.Pool)
+	if place, err := d.Place(); err == nil {
+		w.metrics.taken.WithLabelValues(string(place.Lane)).Inc()
+	}
+	ctx = continued(ctx, d.Traceparent())
 	job, err := protocol.ParseJob(d.Body())
 	if err == nil {
 		log = log.With("delegation_id", job.DelegationID, "task_id", job.TaskID, "capsule", job.Capsule.String())
+		var span oteltrace.Span
+		ctx, span = w.jobSpan(ctx, job)
+		defer span.End()
+		if id := span.SpanContext().TraceID(); id.IsValid() {
+			log = log.With("trace_id", id.String())
+		}
 	}
 	defer func() {
 		if bug := recover(); bug != nil {
@@ -50,11 +62,14 @@ func (w *Worker) do(ctx, guests context.Context, d *broker.Delivery) {
 		return
 	}
 	hold.claim.Store(&claim.Entry)
+	w.metrics.waited(claim.Record, time.Now())
 	w.settleClaim(ctx, guests, &delegation{w: w, log: log, hold: hold, cancel: cancel, delivery: d, job: job}, claim)
 }
 
 // claim writes the claim; a bus that is away is waited for.
 func (w *Worker) claim(ctx context.Context, d *broker.Delivery, job protocol.Job) (claim broker.Claim, err error) {
+	ctx, end := w.span(ctx, "claim")
+	defer func() { end(err) }()
 	err = w.persist(ctx, func() error {
 		claim, err = w.bus.Claim(ctx, d, job, func(rec protocol.Record) protocol.Record { return w.begin(job, rec, time.Now()) })
 		return err
@@ -106,6 +121,7 @@ func (w *Worker) deadLetter(ctx context.Context, log *slog.Logger, d *broker.Del
 		d.Drop()
 		return
 	}
+	w.metrics.dead.WithLabelValues(string(dead.Reason)).Inc()
 	log.Warn("job is a dead letter", "reason", dead.Reason, "detail", dead.Detail)
 }
 

@@ -70,6 +70,12 @@ func (r *running) tasks() []protocol.RunningTask {
 	return tasks[:min(len(tasks), protocol.MaxStatsTasks)]
 }
 
+func (r *running) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.guests)
+}
+
 const (
 	quotaInterval = time.Second
 	pruneInterval = time.Hour
@@ -85,7 +91,8 @@ func (w *Worker) housekeep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-quotas.C:
+		case now := <-quotas.C:
+			w.turned.Store(now.UnixNano())
 			for _, g := range w.running.snapshot() {
 				if used := g.dir.size(g.quota); used > g.quota {
 					g.stop(&quotaError{used, g.quota})

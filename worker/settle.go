@@ -8,6 +8,8 @@ import (
 	"os"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"starling/broker"
 	"starling/completion"
 	"starling/protocol"
@@ -48,7 +50,11 @@ func (e attemptEnd) place() broker.TerminalOptions {
 func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 	log := g.log.With("attempt", claim.Record.Attempt, "session_id", claim.Record.SessionID)
 	g.log = log
-	a, err := g.w.newAttempt(log, g.hold, g.cancel, g.job, claim)
+	g.w.metrics.attempts.Inc()
+	ctx, end := g.w.span(ctx, "attempt", attribute.Int("starling.attempt", claim.Record.Attempt),
+		attribute.String("starling.session_id", string(claim.Record.SessionID)))
+	defer end(nil)
+	a, err := g.w.newAttempt(ctx, log, g.hold, g.cancel, g.job, claim)
 	if err != nil {
 		log.Error("attempt not started: the task is handed back", "error", err)
 		if g.pause(ctx, claim.Record) {
@@ -79,11 +85,15 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 		return
 	}
 	g.delivery.Release()
+	began := time.Now()
 	g.report(ctx, a, c)
+	g.w.metrics.report.Observe(time.Since(began).Seconds())
 }
 
 // report takes a conclusion to the ledger and completes the delegation.
 func (g *delegation) report(ctx context.Context, a *attempt, c conclusion) {
+	ctx, end := g.w.span(ctx, "report")
+	defer end(nil)
 	rec, err := g.conclusionRecord(ctx, a, c)
 	switch {
 	case err == nil:
@@ -174,7 +184,9 @@ func (g *delegation) writeOutcome(ctx context.Context, rec protocol.Record, at u
 // memory, and settles the delivery.
 func (g *delegation) complete(ctx context.Context, entry broker.Entry, end attemptEnd) {
 	g.writeFile(end.root, entry.Record)
-	err := g.step(ctx, func() error { return g.w.bus.WriteTerminal(ctx, entry.Record, end.place()) })
+	place := end.place()
+	place.Traceparent = traceparentOf(ctx)
+	err := g.step(ctx, func() error { return g.w.bus.WriteTerminal(ctx, entry.Record, place) })
 	if err == nil {
 		entry, err = g.tell(ctx, entry, end)
 	}
@@ -192,6 +204,10 @@ func (g *delegation) complete(ctx context.Context, entry broker.Entry, end attem
 	}
 	g.w.jobsDone.Add(1)
 	o := entry.Record.Outcome
+	g.w.metrics.settled.WithLabelValues(string(o.Status)).Inc()
+	if end.spent {
+		g.w.metrics.dead.WithLabelValues(string(protocol.DeadAttemptsSpent)).Inc()
+	}
 	g.log.Info("job settled", "outcome", o.Status, "duration_ms", o.DurationMS, "delivered", o.Delivered)
 }
 
@@ -205,7 +221,7 @@ func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEn
 	if err := g.step(ctx, func() error { return nil }); err != nil {
 		return entry, err
 	}
-	err := g.w.bridge.Deliver(ctx, g.job.Spawner, o, g.delivery.Traceparent())
+	err := g.post(ctx, o)
 	if cause := context.Cause(ctx); cause != nil {
 		return entry, cause // told or not, nobody may say so any more
 	}
@@ -232,6 +248,21 @@ func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEn
 		g.writeFile(end.root, entry.Record)
 	}
 	return entry, err
+}
+
+// post tells the door, once every other step is behind it.
+func (g *delegation) post(ctx context.Context, o protocol.Outcome) error {
+	ctx, end := g.w.span(ctx, "post")
+	began := time.Now()
+	err := g.w.bridge.Deliver(ctx, g.job.Spawner, o, traceparentOf(ctx))
+	end(err)
+	g.w.metrics.post.Observe(time.Since(began).Seconds())
+	result := "delivered"
+	if err != nil {
+		result = "failed"
+	}
+	g.w.metrics.posts.WithLabelValues(result).Inc()
+	return err
 }
 
 // writeFile puts the outcome into the work directory, when that is ours.
@@ -280,6 +311,7 @@ func (g *delegation) handBack(ctx context.Context, entry broker.Entry) {
 		g.left("the task was not handed back", err)
 		return
 	}
+	g.w.metrics.handedBack.Inc()
 	g.log.Info("task handed back")
 }
 
@@ -300,6 +332,7 @@ func (g *delegation) left(what string, err error) {
 	if errors.Is(err, errLostClaim) {
 		return
 	}
+	g.w.metrics.left.Inc()
 	g.log.Warn("job left to be redelivered: "+what, "error", err)
 }
 

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	oteltrace "go.opentelemetry.io/otel/trace"
+
 	"starling/broker"
 	"starling/completion"
 	"starling/protocol"
@@ -25,6 +27,9 @@ type Worker struct {
 	bridge *completion.Bridge
 	log    *slog.Logger
 
+	metrics *metrics
+	tracer  oteltrace.Tracer
+
 	taker    *broker.Taker // set by Run before the first job
 	capsules *capsules     // the same
 	running  running
@@ -34,6 +39,8 @@ type Worker struct {
 	runID     string // of this run, as the registry shows it
 	jobsDone  atomic.Int64
 	draining  atomic.Bool
+	taking    atomic.Bool  // Run has a taker and has not returned
+	turned    atomic.Int64 // Unix nanoseconds of the housekeeping's latest turn
 
 	drainOnce, stopOnce sync.Once
 	drainAsked          chan struct{} // closed by Drain
@@ -47,11 +54,14 @@ func New(cfg Config, bus *broker.Bus, engine *sandbox.Engine, bridge *completion
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
-	return &Worker{
+	w := &Worker{
 		cfg: cfg, bus: bus, engine: engine, bridge: bridge, log: log.With("worker_id", cfg.WorkerID),
+		tracer:  cfg.Tracer.Tracer("starling/worker"),
 		reports: make(chan struct{}, cfg.Reports), startedAt: time.Now(), runID: protocol.NewRunID(),
 		drainAsked: make(chan struct{}), stopAsked: make(chan struct{}), left: make(chan struct{}),
-	}, nil
+	}
+	w.metrics = newMetrics(cfg.Metrics, w)
+	return w, nil
 }
 
 // ID is the worker's.
@@ -87,7 +97,7 @@ func (w *Worker) Run(ctx context.Context, ready func()) error {
 		return fmt.Errorf("worker: work root: %w", err)
 	}
 	var err error
-	if w.capsules, err = newCapsules(ctx, w.bus, w.cfg.CacheDir); err != nil {
+	if w.capsules, err = newCapsules(ctx, w.bus, w.cfg.CacheDir, w.metrics); err != nil {
 		return fmt.Errorf("worker: %w", err)
 	}
 	defer w.capsules.close()
@@ -96,6 +106,9 @@ func (w *Worker) Run(ctx context.Context, ready func()) error {
 	}); err != nil {
 		return fmt.Errorf("worker: %w", err)
 	}
+	w.turned.Store(time.Now().UnixNano())
+	w.taking.Store(true)
+	defer w.taking.Store(false)
 	presence, err := w.announce(ctx)
 	if err != nil {
 		return fmt.Errorf("worker: %w", err)

@@ -232,7 +232,7 @@ func startBenchWorker(ctx context.Context, all *closers, f *benchFlags, bus *bro
 	if err != nil {
 		return err
 	}
-	staff, err := newStaff(cfg, told, bus, log)
+	staff, err := newStaff(cfg, told, bus, nil, log)
 	if err != nil {
 		return err
 	}

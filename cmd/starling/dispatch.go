@@ -108,8 +108,15 @@ func (a *app) job(f *dispatchFlags, capsule string) (protocol.Job, error) {
 	return job, job.Validate()
 }
 
-func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job protocol.Job) error {
-	done, err := bus.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: f.unserved})
+func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job protocol.Job) (err error) {
+	tracing, err := startTracing(ctx, "starling dispatch", a.quietLogger())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, tracing.close()) }()
+	traced, span := tracing.traceDispatch(ctx, job)
+	done, err := bus.Dispatch(traced, job, broker.DispatchOptions{AllowUnserved: f.unserved, Traceparent: traceparentOf(traced)})
+	span.End()
 	if errors.Is(err, broker.ErrUnclear) {
 		return fmt.Errorf("%w (--session %s --delegation %s)", err, job.Spawner.SessionID, job.DelegationID)
 	}

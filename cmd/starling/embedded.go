@@ -34,12 +34,14 @@ func (s busSettings) connect(ctx context.Context, name string, log *slog.Logger)
 // staff is a worker and what it stands on.
 type staff struct {
 	worker  *worker.Worker
+	watched *monitor
 	closers closers
 }
 
-// newStaff wires a worker to a bus. close it after the worker's Run.
-func newStaff(cfg worker.Config, told completion.Config, bus *broker.Bus, log *slog.Logger) (*staff, error) {
-	s := &staff{}
+// newStaff wires a worker to a bus and a monitor. close it after the worker's Run.
+func newStaff(cfg worker.Config, told completion.Config, bus *broker.Bus, watched *monitor, log *slog.Logger) (*staff, error) {
+	s := &staff{watched: watched}
+	cfg.Metrics = watched.registerer()
 	engine, err := sandbox.New(sandbox.Config{CacheDir: cfg.CacheDir, Logger: log})
 	if err != nil {
 		return nil, err
@@ -53,16 +55,18 @@ func newStaff(cfg worker.Config, told completion.Config, bus *broker.Bus, log *s
 	if s.worker, err = worker.New(cfg, bus, engine, bridge, log); err != nil {
 		return nil, errors.Join(err, s.closers.close())
 	}
+	watched.serve(s.worker)
 	return s, nil
 }
 
 // fleet is everything in one process: a server, its topology and a worker that
 // runs.
 type fleet struct {
-	server *broker.Server
-	bus    *broker.Bus // of the command; the worker has its own
-	staff  *staff
-	done   chan error // gets the worker's end
+	server  *broker.Server
+	bus     *broker.Bus // of the command; the worker has its own
+	staff   *staff
+	done    chan error // gets the worker's end
+	tracing tracing
 
 	closers closers
 }
@@ -74,6 +78,7 @@ type fleetConfig struct {
 	worker     worker.Config
 	completion completion.Config
 	init       broker.InitConfig
+	monitor    monitorSettings
 }
 
 // startFleet starts a server and a worker and returns once jobs are taken.
@@ -84,6 +89,16 @@ func startFleet(ctx context.Context, cfg fleetConfig, log *slog.Logger) (_ *flee
 			err = errors.Join(err, f.closers.close())
 		}
 	}()
+	if f.tracing, err = startTracing(ctx, cfg.bus.Name, log); err != nil {
+		return nil, err
+	}
+	f.closers.add(f.tracing.close)
+	cfg.worker.Tracer = f.tracing
+	watched, err := cfg.monitor.listen(ctx, log)
+	if err != nil {
+		return nil, err
+	}
+	f.closers.add(watched.close)
 	if f.server, err = broker.StartServer(ctx, cfg.server); err != nil {
 		return nil, err
 	}
@@ -101,7 +116,7 @@ func startFleet(ctx context.Context, cfg fleetConfig, log *slog.Logger) (_ *flee
 		return nil, err
 	}
 	f.closers.add(own.Close)
-	if f.staff, err = newStaff(cfg.worker, cfg.completion, own, log); err != nil {
+	if f.staff, err = newStaff(cfg.worker, cfg.completion, own, watched, log); err != nil {
 		return nil, err
 	}
 	f.closers.add(f.staff.closers.close)

@@ -97,7 +97,11 @@ func capsuleDir(t *testing.T, module, manifest string) string {
 // testFleet is a fleet in this process that listens on a port.
 func testFleet(t *testing.T, change func(*fleetConfig)) *fleet {
 	t.Helper()
-	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	return testFleetLogging(t, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})), change)
+}
+
+func testFleetLogging(t *testing.T, log *slog.Logger, change func(*fleetConfig)) *fleet {
+	t.Helper()
 	dir := t.TempDir()
 	settings := workerSettings{
 		Slots: 4, WorkRoot: filepath.Join(dir, "work"), CacheDir: testenv.CompiledCache(t), CancelGrace: 500 * time.Millisecond,

@@ -144,7 +144,9 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 		return err
 	}
 	defer watch.Close()
-	if _, err := fleet.bus.Dispatch(ctx, job, broker.DispatchOptions{}); err != nil {
+	tracedCtx, span := fleet.tracing.traceDispatch(ctx, job)
+	defer span.End()
+	if _, err := fleet.bus.Dispatch(ctx, job, broker.DispatchOptions{Traceparent: traceparentOf(tracedCtx)}); err != nil {
 		return err
 	}
 	following := make(chan error, 1)

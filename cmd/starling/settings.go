@@ -170,7 +170,7 @@ func (s completionSettings) config(log *slog.Logger) (completion.Config, error) 
 
 // groups are all settings, for the table of variables and to tell unknown ones.
 func groups() []any {
-	return []any{&logSettings{}, &busSettings{}, &poolSettings{}, &workerSettings{}, &completionSettings{}, &initSettings{}}
+	return []any{&logSettings{}, &busSettings{}, &poolSettings{}, &workerSettings{}, &completionSettings{}, &monitorSettings{}, &initSettings{}}
 }
 
 // setting is one field of a group.

@@ -14,6 +14,7 @@ func (a *app) workerCommand() *cobra.Command {
 	var pool poolSettings
 	var settings workerSettings
 	var told completionSettings
+	var watched monitorSettings
 	cmd := &cobra.Command{
 		Use:   "worker",
 		Short: "Work for one pool of a fleet",
@@ -23,16 +24,17 @@ back after it. A second signal hands them back at once.
 
 Variables (flags of the same words win over them):
 
-` + variableTable(&bus, &pool, &settings, &told, &logSettings{}),
+` + variableTable(&bus, &pool, &settings, &told, &watched, &logSettings{}) + `
+OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT and its like) turn traces on.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.work(cmd.Context(), bus, pool, settings, told)
+			return a.work(cmd.Context(), bus, pool, settings, told, watched)
 		},
 	}
-	return bindAll(cmd, &bus, &pool, &settings, &told)
+	return bindAll(cmd, &bus, &pool, &settings, &told, &watched)
 }
 
-func (a *app) work(ctx context.Context, buses busSettings, pool poolSettings, settings workerSettings, told completionSettings) (err error) {
+func (a *app) work(ctx context.Context, buses busSettings, pool poolSettings, settings workerSettings, told completionSettings, watched monitorSettings) (err error) {
 	log := a.logger()
 	cfg, err := settings.config(pool.Pool)
 	if err != nil {
@@ -42,16 +44,27 @@ func (a *app) work(ctx context.Context, buses busSettings, pool poolSettings, se
 	if err != nil {
 		return err
 	}
+	var all closers
+	defer func() { err = errors.Join(err, all.close()) }()
+	tracing, err := startTracing(ctx, "starling worker", log)
+	if err != nil {
+		return err
+	}
+	all.add(tracing.close)
+	cfg.Tracer = tracing
+	monitor, err := watched.listen(ctx, log)
+	if err != nil {
+		return err
+	}
+	all.add(monitor.close)
 	busCfg := buses.config("starling worker "+string(cfg.WorkerID), log)
 	busCfg.SeparateFrames = true
 	bus, err := broker.Connect(ctx, busCfg)
 	if err != nil {
 		return err
 	}
-	var all closers
 	all.add(bus.Close)
-	defer func() { err = errors.Join(err, all.close()) }()
-	staff, err := newStaff(cfg, completions, bus, log)
+	staff, err := newStaff(cfg, completions, bus, monitor, log)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,41 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// turnWithin is how long one turn of the worker's housekeeping may take.
+const turnWithin = time.Minute
+
+// Ready is nil while the worker takes jobs, and else says why it does not. It
+// does not ask the bus.
+func (w *Worker) Ready() error {
+	switch {
+	case w.draining.Load():
+		return errors.New("the worker drains")
+	case !w.taking.Load():
+		return errors.New("the worker takes no jobs")
+	case !w.bus.Connected():
+		return errors.New("the bus is away")
+	}
+	return nil
+}
+
+// Alive is nil while the worker's own loop turns, and else says since when it
+// does not: then the process should be replaced. A bus that is away is no reason.
+func (w *Worker) Alive() error {
+	if stuck := time.Since(time.Unix(0, w.turned.Load())); w.taking.Load() && stuck > turnWithin {
+		return fmt.Errorf("the worker's loop has not turned for %s", stuck.Round(time.Second))
+	}
+	return nil
+}
+
+// busy is how many slots hold a job.
+func (w *Worker) busy() int {
+	if !w.taking.Load() { // before Run has a taker, and after it
+		return 0
+	}
+	return w.taker.Busy()
+}
