@@ -72,6 +72,12 @@ func newMetrics(registry prometheus.Registerer, w *Worker) *metrics {
 	total("starling_bus_reconnects_total", "Connections to the bus that were made again.", func(s broker.Stats) uint64 { return s.Reconnects })
 	total("starling_frames_published_total", "Frames published, repeats included.", func(s broker.Stats) uint64 { return s.Frames })
 	total("starling_frames_resent_total", "Frames published again because no ack came.", func(s broker.Stats) uint64 { return s.Resent })
+	queueWait := make.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "starling_queue_wait_seconds", Help: "From the dispatch to the first claim.", Buckets: slow,
+	}, []string{"lane"})
+	for _, lane := range lanes {
+		queueWait.WithLabelValues(lane)
+	}
 	return &metrics{
 		taken: counters("starling_jobs_taken_total", "Deliveries of jobs.", "lane", lanes...),
 		settled: counters("starling_jobs_settled_total", "Jobs that were completed, by the outcome of their delegation.", "outcome",
@@ -82,15 +88,13 @@ func newMetrics(registry prometheus.Registerer, w *Worker) *metrics {
 		lostClaims: counter("starling_claims_lost_total", "Jobs that another worker, or a canceller, took over."),
 		dead: counters("starling_dead_letters_total", "Jobs that became dead letters.", "reason",
 			string(protocol.DeadUnreadable), string(protocol.DeadMismatch), string(protocol.DeadNoRecord), string(protocol.DeadAttemptsSpent)),
-		cache: counters("starling_capsule_cache_total", "Capsules looked up on this host.", "result", "hit", "miss"),
-		posts: counters("starling_posts_total", "Completions posted to parents' doors, by how the last try ended.", "result", "delivered", "failed"),
-		queueWait: make.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "starling_queue_wait_seconds", Help: "From the dispatch to the first claim.", Buckets: slow,
-		}, []string{"lane"}),
-		prepare: histogram("starling_prepare_seconds", "From the claim to the start of the guest: fetch and compile.", quick),
-		guest:   histogram("starling_guest_seconds", "Run time of guests.", slow),
-		report:  histogram("starling_report_seconds", "From the end of the guest to the settled job, post included.", quick),
-		post:    histogram("starling_post_seconds", "One completion posted, with all its tries.", quick),
+		cache:     counters("starling_capsule_cache_total", "Capsules looked up on this host.", "result", "hit", "miss"),
+		posts:     counters("starling_posts_total", "Completions posted to parents' doors, by how the last try ended.", "result", "delivered", "failed"),
+		queueWait: queueWait,
+		prepare:   histogram("starling_prepare_seconds", "From the claim to the start of the guest: fetch and compile.", quick),
+		guest:     histogram("starling_guest_seconds", "Run time of guests.", slow),
+		report:    histogram("starling_report_seconds", "From the end of the guest to the settled job, post included.", quick),
+		post:      histogram("starling_post_seconds", "One completion posted, with all its tries.", quick),
 	}
 }
 

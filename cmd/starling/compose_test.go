@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -26,9 +27,14 @@ type composeFile struct {
 		DependsOn   map[string]struct{ Condition string } `yaml:"depends_on"`
 		Networks    []string
 		Ports       []string
-		HealthCheck map[string]any
-		Deploy      map[string]any
-		Merged      any `yaml:"<<"`
+		Expose      []string
+		HealthCheck struct {
+			Test              []string
+			Interval, Timeout string
+			Retries           int
+		}
+		Deploy map[string]any
+		Merged any `yaml:"<<"`
 	}
 	Volumes  map[string]any
 	Networks map[string]any
@@ -73,6 +79,18 @@ func TestComposeFile(t *testing.T) {
 	}
 	if len(servers) != 3 {
 		t.Errorf("%d servers, want 3: %v", len(servers), servers)
+	}
+	f := testFleet(t, monitored)
+	check := file.Services["worker"].HealthCheck.Test
+	_, port, _ := strings.Cut(f.staff.watched.listener.Addr().String(), ":")
+	if len(check) != 4 || check[0] != "CMD" {
+		t.Fatalf("the worker's health check is %q", check)
+	}
+	if out, err := exec.Command(check[1], check[2], strings.Replace(check[3], "9464", port, 1)).CombinedOutput(); err != nil {
+		t.Errorf("the health check of a healthy worker: %v\n%s", err, out)
+	}
+	if err := exec.Command(check[1], check[2], strings.Replace(check[3], "9464", "1", 1)).Run(); err == nil {
+		t.Error("the health check passes where no worker listens")
 	}
 	if w := file.Services["worker"]; w.StopSignal != "SIGTERM" || w.GracePeriod != "60s" {
 		t.Errorf("worker stops by %q within %q, want SIGTERM within 60s: it drains", w.StopSignal, w.GracePeriod)
