@@ -60,7 +60,7 @@ func (b *Bus) PoolStats(ctx context.Context) ([]PoolStats, error) {
 func (b *Bus) PoolStatsOf(ctx context.Context, pool string, workers []protocol.WorkerInfo) (PoolStats, error) {
 	p := PoolStats{Pool: pool, Lanes: make(map[protocol.Lane]LaneStats)}
 	for _, lane := range protocol.Lanes() {
-		l, err := b.laneStats(ctx, pool, lane)
+		l, err := b.LaneStats(ctx, pool, lane, true)
 		if err != nil {
 			return p, fmt.Errorf("pool %s, lane %s: %w", pool, lane, err)
 		}
@@ -79,13 +79,15 @@ func (b *Bus) PoolStatsOf(ctx context.Context, pool string, workers []protocol.W
 	return p, nil
 }
 
-func (b *Bus) laneStats(ctx context.Context, pool string, lane protocol.Lane) (LaneStats, error) {
+// LaneStats reads the queue of one lane. The age of its oldest job needs the right
+// to read jobs, which a worker has not; the rest needs a worker's rights.
+func (b *Bus) LaneStats(ctx context.Context, pool string, lane protocol.Lane, withAge bool) (LaneStats, error) {
 	info, err := b.consumerInfo(ctx, protocol.LaneConsumer(pool, lane))
 	if err != nil {
 		return LaneStats{}, err
 	}
 	stats := LaneStats{Pending: info.NumPending, InProgress: info.NumAckPending}
-	if info.NumPending == 0 {
+	if info.NumPending == 0 || !withAge {
 		return stats, nil
 	}
 	// Lanes are disjoint, so what stands behind the last delivery was not handed out.

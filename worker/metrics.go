@@ -39,8 +39,8 @@ var (
 
 // newMetrics declares the metrics of w. A nil registry has none.
 func newMetrics(registry prometheus.Registerer, w *Worker) *metrics {
-	registry = prometheus.WrapRegistererWith(prometheus.Labels{"pool": w.cfg.Pool}, registry)
-	make := promauto.With(registry)
+	registered := prometheus.WrapRegistererWith(prometheus.Labels{"pool": w.cfg.Pool}, registry)
+	make := promauto.With(registered)
 	counter := func(name, help string) prometheus.Counter {
 		return make.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
@@ -59,6 +59,9 @@ func newMetrics(registry prometheus.Registerer, w *Worker) *metrics {
 	}
 	total := func(name, help string, value func(broker.Stats) uint64) {
 		make.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(w.bus.Stats())) })
+	}
+	if registry != nil {
+		registered.MustRegister(newQueueMetrics(w))
 	}
 	lanes := []string{string(protocol.LaneUser), string(protocol.LanePeer), string(protocol.LaneBackground)}
 

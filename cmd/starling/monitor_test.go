@@ -49,6 +49,9 @@ func TestMetricsCountAJob(t *testing.T) {
 		}
 	}
 	want := []string{
+		`starling_pool_pending{lane="user",pool="default"} 0`,
+		`starling_pool_in_progress{lane="user",pool="default"} 0`,
+		`starling_pool_oldest_age_seconds{lane="bg",pool="default"} 0`,
 		`starling_jobs_taken_total{lane="user",pool="default"} 1`,
 		`starling_jobs_taken_total{lane="bg",pool="default"} 0`,
 		`starling_jobs_settled_total{outcome="ok",pool="default"} 1`,
