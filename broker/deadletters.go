@@ -107,7 +107,7 @@ func (d DeadLetter) Retry() (protocol.Job, error) {
 		return protocol.Job{}, err
 	}
 	message := *job.Message
-	message.ID = string(d.mint("msg_"))
+	message.ID = d.mint("msg_")
 	job.Message = &message
 	job.DelegationID, job.TaskID = protocol.DelegationID(d.mint("dlg_")), protocol.TaskID(d.mint("tsk_"))
 	job.Spawner.DelegationID = job.DelegationID

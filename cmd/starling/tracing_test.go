@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/hex"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -172,7 +173,7 @@ func framesOfOnlyTask(t *testing.T, bus *broker.Bus) []protocol.ReceivedFrame {
 	var frames []protocol.ReceivedFrame
 	for {
 		e, err := watch.Next(t.Context())
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return frames
 		}
 		if err != nil {
