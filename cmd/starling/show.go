@@ -44,8 +44,7 @@ func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out
 		event, err := w.Next(ctx)
 		if errors.Is(err, io.EOF) {
 			if object := s.cut(); object != nil {
-				text := &printableWriter{out: out}
-				return last, errors.Join(bus.FetchResult(ctx, *object, text), text.Close(), line(out))
+				return last, showWhole(ctx, bus, *object, out)
 			}
 			return last, nil
 		}
@@ -59,6 +58,19 @@ func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out
 		last = event.Frame
 		s.frame(event.Frame)
 	}
+}
+
+// showWhole prints a response out of the object store, or says where it is to an
+// observer who may not read it.
+func showWhole(ctx context.Context, bus *broker.Bus, object protocol.ResultObject, out io.Writer) error {
+	text := &printableWriter{out: out}
+	err := errors.Join(bus.FetchResult(ctx, object, text), text.Close())
+	if errors.Is(err, broker.ErrDenied) {
+		_, err := fmt.Fprintf(out, "(the result, %d bytes, is the object %s of the bucket %s, which this user may not read)\n",
+			object.Size, printable(object.Name), printable(object.Bucket))
+		return err
+	}
+	return errors.Join(err, line(out))
 }
 
 // line ends a line.
