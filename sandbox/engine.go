@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
@@ -85,6 +86,8 @@ type Engine struct {
 	work    sync.WaitGroup // runs and compilations; Add only under mu
 	stopped chan struct{}  // closed when no guest runs: the ticker stops
 	ticker  sync.WaitGroup
+	guests  atomic.Int64  // that run now
+	wake    chan struct{} // of capacity 1: the ticker may sleep while no guest runs
 
 	mu     sync.Mutex
 	closed bool
@@ -105,7 +108,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{cfg: cfg, wasm: newWasmEngine(), closing: make(chan struct{}), stopped: make(chan struct{})}
+	e := &Engine{cfg: cfg, wasm: newWasmEngine(), closing: make(chan struct{}), stopped: make(chan struct{}), wake: make(chan struct{}, 1)}
 	if e.linker, err = wasmtimex.NewLinker(e.wasm, imports()); err != nil {
 		e.wasm.Close()
 		return nil, fmt.Errorf("sandbox: define imports: %w", err)
@@ -138,19 +141,47 @@ const settings = wasmtimex.Version + " cranelift epochs no-memory64 no-threads n
 
 // tick moves the epoch on, at which every running guest asks its run whether it
 // must stop. The run looks at the clock, so ticks that are dropped under load
-// delay an interruption but never a deadline's arithmetic.
+// delay an interruption but never a deadline's arithmetic. After some ticks
+// without a guest it sleeps until the next: a host may have many engines.
 func (e *Engine) tick() {
+	const idleTicks = 20
 	t := time.NewTicker(e.cfg.Tick)
 	defer t.Stop()
-	for {
+	for idle := 0; ; {
 		select {
 		case <-t.C:
 			e.wasm.IncrementEpoch()
 		case <-e.stopped:
 			return
 		}
+		if idle++; e.guests.Load() > 0 {
+			idle = 0
+		}
+		if idle < idleTicks {
+			continue
+		}
+		t.Stop()
+		select { // a guest that came since fills wake before it runs
+		case <-e.wake:
+		case <-e.stopped:
+			return
+		}
+		t.Reset(e.cfg.Tick)
+		idle = 0
 	}
 }
+
+// guestCame and guestGone tell the ticker who runs.
+func (e *Engine) guestCame() {
+	if e.guests.Add(1) == 1 {
+		select {
+		case e.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (e *Engine) guestGone() { e.guests.Add(-1) }
 
 // enter counts a run or a compilation that Close waits for; false once closed.
 func (e *Engine) enter() bool {
@@ -197,7 +228,7 @@ func (e *Engine) Close() error {
 // with another digest), [ErrClosed], the cause of ctx, or
 // what kept the file from being read.
 func (e *Engine) Prepare(ctx context.Context, module string, digest protocol.Digest) error {
-	m, err := e.modules.acquire(ctx, module, digest)
+	m, err := e.modules.acquire(ctx, source{path: module, digest: digest})
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,26 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 	if err := spec.validate(); err != nil {
 		return refused(refusal(err.Error()))
 	}
-	module, err := e.modules.acquire(ctx, spec.Module, spec.Digest)
+	return e.run(ctx, source{path: spec.Module, digest: spec.Digest}, func(module *compiled) Ending {
+		if end, over := module.needs.over(spec.Limits); over {
+			return end
+		}
+		files, err := grantFiles(&spec)
+		if err != nil {
+			return refused(err)
+		}
+		end := newRun(ctx, e, &spec, emit).run(module, files.preopens)
+		// Nothing of the guest is left that could still reach a file.
+		if problem := files.restore(); problem != nil {
+			e.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
+		}
+		return end
+	})
+}
+
+// run does what a run of a module needs around it.
+func (e *Engine) run(ctx context.Context, src source, do func(*compiled) Ending) Ending {
+	module, err := e.modules.acquire(ctx, src)
 	if err != nil {
 		if ctx.Err() != nil || errors.Is(err, ErrClosed) {
 			return interrupted(err)
@@ -38,14 +57,20 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 		return refused(err)
 	}
 	defer e.modules.release(module)
-	if module.needs.MemoryBytes > uint64(spec.Limits.MemoryBytes) {
-		return memoryEnding(module.needs.MemoryBytes, spec.Limits.MemoryBytes)
+	e.guestCame()
+	defer e.guestGone()
+	return do(module)
+}
+
+// over reports that a module does not fit into the limits from the start.
+func (n needs) over(l protocol.Limits) (Ending, bool) {
+	switch {
+	case n.MemoryBytes > uint64(l.MemoryBytes):
+		return memoryEnding(n.MemoryBytes, l.MemoryBytes), true
+	case n.TableElements > uint64(l.TableElements):
+		return tableEnding(n.TableElements, l.TableElements), true
 	}
-	if module.needs.TableElements > uint64(spec.Limits.TableElements) {
-		return tableEnding(module.needs.TableElements, spec.Limits.TableElements)
-	}
-	r := newRun(ctx, e, &spec, emit)
-	return r.run(module)
+	return Ending{}, false
 }
 
 func interrupted(err error) Ending {
@@ -103,17 +128,9 @@ func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event
 }
 
 // run instantiates the guest, runs it, and says how it ended.
-func (r *run) run(module *compiled) Ending {
-	files, err := grantFiles(r.spec)
-	if err != nil {
-		return refused(err)
-	}
-	said, err := r.execute(module, files.preopens)
+func (r *run) run(module *compiled, preopens []wasmtimex.Preopen) Ending {
+	said, err := r.execute(module, preopens)
 	late := !time.Now().Before(r.deadline)
-	// Nothing of the guest is left that could still reach a file.
-	if problem := files.restore(); problem != nil {
-		r.engine.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
-	}
 	if r.stop != stopPanic {
 		r.guarded(func() bool { return r.output.flush() || r.halt(stopCalls, nil) })
 	}
