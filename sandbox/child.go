@@ -201,7 +201,7 @@ func (r *childRun) ended() bool {
 func (r *childRun) run() {
 	src := source{path: r.spec.code.Path, digest: r.spec.Digest, code: &r.spec.code}
 	end := r.engine.run(r.ctx, src, func(module *compiled) Ending {
-		r.must(r.slot.send(msgStarted, nil))
+		r.must(r.slot.sendSoon(msgStarted, nil))
 		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit).run(module, r.spec.preopens)
 	})
 	r.stop(nil)
@@ -211,7 +211,7 @@ func (r *childRun) run() {
 
 // emit blocks while the worker is slow, and so holds the guest back.
 func (r *childRun) emit(event protocol.Event) {
-	r.must(r.slot.send(msgEvent, func(e *encoder) { encodeEvent(e, &event) }))
+	r.must(r.slot.sendSoon(msgEvent, func(e *encoder) { encodeEvent(e, &event) }))
 }
 
 // must stops the guest when the worker does not hear it any more. serveSlot sees
@@ -226,7 +226,7 @@ func (r *childRun) must(err error) {
 type stderrPipe struct{ r *childRun }
 
 func (s stderrPipe) Write(piece []byte) (int, error) {
-	s.r.must(s.r.slot.send(msgStderr, func(e *encoder) { e.b = append(e.b, piece...) }))
+	s.r.must(s.r.slot.sendSoon(msgStderr, func(e *encoder) { e.b = append(e.b, piece...) }))
 	return len(piece), nil
 }
 

@@ -2,12 +2,14 @@ package sandbox
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
+	"time"
 )
 
 // pipeVersion is the version of the protocol between a worker and its sandbox
@@ -49,8 +51,12 @@ type pipe struct {
 	in   *bufio.Reader
 	body []byte // of the last message received
 
-	mu  sync.Mutex
-	out encoder // guarded by mu
+	mu     sync.Mutex // guards what follows
+	out    encoder    // messages that were not written yet
+	wrote  time.Time  // the last time
+	timer  *time.Timer
+	armed  bool
+	broken error // of a write that nobody waited for
 }
 
 func newPipe(conn net.Conn) *pipe {
@@ -60,23 +66,81 @@ func newPipe(conn net.Conn) *pipe {
 // keptBytes is how large a buffer may be that is kept for the next message.
 const keptBytes = 256 << 10
 
-// send writes a message with one system call. It blocks while the other side
-// does not read.
+// send writes a message, and what waits before it, with one system call. It
+// blocks while the other side does not read.
 func (p *pipe) send(kind messageKind, body func(*encoder)) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.out.b = append(p.out.b[:0], 0, 0, 0, 0, byte(kind))
+	if err := p.add(kind, body); err != nil {
+		return err
+	}
+	return p.flush()
+}
+
+// The bounds of a message that may wait for others.
+const (
+	sendDelay  = time.Millisecond
+	sendBuffer = 32 << 10
+)
+
+// sendSoon is send for one of many messages: those that come within a
+// millisecond of the last write are written together. The first of them, and a
+// buffer that is full, are written at once.
+func (p *pipe) sendSoon(kind messageKind, body func(*encoder)) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.add(kind, body); err != nil {
+		return err
+	}
+	if len(p.out.b) >= sendBuffer || time.Since(p.wrote) >= sendDelay {
+		return p.flush()
+	}
+	if p.armed {
+		return nil
+	}
+	p.armed = true
+	if p.timer == nil {
+		p.timer = time.AfterFunc(sendDelay, p.flushLate)
+	} else {
+		p.timer.Reset(sendDelay)
+	}
+	return nil
+}
+
+func (p *pipe) flushLate() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.armed = false
+	p.broken = cmp.Or(p.broken, p.flush())
+}
+
+// add puts a message behind those that wait. p.mu is held.
+func (p *pipe) add(kind messageKind, body func(*encoder)) error {
+	if p.broken != nil {
+		return p.broken
+	}
+	at := len(p.out.b)
+	p.out.b = append(p.out.b, 0, 0, 0, 0, byte(kind))
 	if body != nil {
 		body(&p.out)
 	}
-	size := len(p.out.b) - 4
+	size := len(p.out.b) - at - 4
 	if size > maxMessageBytes {
-		p.out.b = nil
+		p.out.b = p.out.b[:at]
 		return fmt.Errorf("%w: it would have %d bytes", errBadMessage, size)
 	}
-	binary.LittleEndian.PutUint32(p.out.b, uint32(size))
+	binary.LittleEndian.PutUint32(p.out.b[at:], uint32(size))
+	return nil
+}
+
+// flush writes what waits. p.mu is held.
+func (p *pipe) flush() error {
+	if len(p.out.b) == 0 {
+		return nil
+	}
 	_, err := p.conn.Write(p.out.b)
-	if cap(p.out.b) > keptBytes {
+	p.wrote = time.Now()
+	if p.out.b = p.out.b[:0]; cap(p.out.b) > keptBytes {
 		p.out.b = nil
 	}
 	return err

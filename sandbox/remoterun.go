@@ -32,6 +32,7 @@ func (s *Supervisor) Run(ctx context.Context, spec Spec, emit func(protocol.Even
 		return refused(err)
 	}
 	var err error
+	var died *diedError
 	for range maxTries {
 		var found code
 		if found, err = s.compiled(ctx, spec.Module, spec.Digest); err != nil {
@@ -52,8 +53,17 @@ func (s *Supervisor) Run(ctx context.Context, spec Spec, emit func(protocol.Even
 	if cause := s.cause(ctx); cause != nil {
 		return interrupted(cause)
 	}
+	if errors.As(err, &died) { // again and again: it is the capsule's fault
+		return diedEnding(died.how, BlameGuest)
+	}
 	return refused(err)
 }
+
+// diedError says that a process died before it said that its guest started,
+// which a guest that ends it at once may prevent.
+type diedError struct{ how string }
+
+func (e *diedError) Error() string { return "sandbox process died before its guest started: " + e.how }
 
 // cause is why a run is to stop; nil while it may go on.
 func (s *Supervisor) cause(ctx context.Context) error {
@@ -317,7 +327,7 @@ func (r *remoteRun) lost(err error) (Ending, error) {
 	stopping := r.stopped()
 	switch {
 	case r.begun.IsZero():
-		return Ending{}, fmt.Errorf("sandbox process died before its guest started (%s): %w", p.how, err)
+		return Ending{}, &diedError{p.how}
 	case stopping != nil:
 		return r.finish(r.interrupted(Ending{})), nil
 	case silent:
