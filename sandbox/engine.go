@@ -37,7 +37,7 @@ type Config struct {
 	MaxModules int
 	// MaxModuleBytes bounds the size of a wasm file; 0 is 64 MiB.
 	MaxModuleBytes int64
-	// Tick is how often a running guest is asked whether it must stop; 0 is 5 ms.
+	// Tick is how often guests are asked to stop while one has to; 0 is 5 ms.
 	Tick time.Duration
 	// Logger is given what an operator should know; nil discards it.
 	Logger *slog.Logger
@@ -86,8 +86,8 @@ type Engine struct {
 	work    sync.WaitGroup // runs and compilations; Add only under mu
 	stopped chan struct{}  // closed when no guest runs: the ticker stops
 	ticker  sync.WaitGroup
-	guests  atomic.Int64  // that run now
-	wake    chan struct{} // of capacity 1: the ticker may sleep while no guest runs
+	urgent  atomic.Int64  // guests that must stop and have not yet
+	wake    chan struct{} // of capacity 1: filled when a guest becomes urgent
 
 	mu     sync.Mutex
 	closed bool
@@ -139,49 +139,45 @@ func newWasmEngine() *wasmtime.Engine {
 // module and the CPU.
 const settings = wasmtimex.Version + " cranelift epochs no-memory64 no-threads no-multi-memory no-gc no-tail-call no-exceptions"
 
-// tick moves the epoch on, at which every running guest asks its run whether it
-// must stop. The run looks at the clock, so ticks that are dropped under load
-// delay an interruption but never a deadline's arithmetic. After some ticks
-// without a guest it sleeps until the next: a host may have many engines.
+// tick moves the epoch on while a guest must stop: at each tick every running
+// guest asks its run whether it is the one. One step would not do: a guest that
+// was just asked sets its next question by the epoch after it.
 func (e *Engine) tick() {
-	const idleTicks = 20
 	t := time.NewTicker(e.cfg.Tick)
 	defer t.Stop()
-	for idle := 0; ; {
+	closing := e.closing
+	for {
+		t.Stop() // nobody has to stop: an engine that waits costs nothing
 		select {
-		case <-t.C:
-			e.wasm.IncrementEpoch()
-		case <-e.stopped:
-			return
-		}
-		if idle++; e.guests.Load() > 0 {
-			idle = 0
-		}
-		if idle < idleTicks {
-			continue
-		}
-		t.Stop()
-		select { // a guest that came since fills wake before it runs
 		case <-e.wake:
+		case <-closing:
+			closing = nil // from here on all have to
+			e.urgent.Add(1)
 		case <-e.stopped:
 			return
 		}
 		t.Reset(e.cfg.Tick)
-		idle = 0
-	}
-}
-
-// guestCame and guestGone tell the ticker who runs.
-func (e *Engine) guestCame() {
-	if e.guests.Add(1) == 1 {
-		select {
-		case e.wake <- struct{}{}:
-		default:
+		for e.urgent.Load() > 0 {
+			e.wasm.IncrementEpoch()
+			select {
+			case <-t.C:
+			case <-e.stopped:
+				return
+			}
 		}
 	}
 }
 
-func (e *Engine) guestGone() { e.guests.Add(-1) }
+// hurry makes the engine ask its guests, until calm, whether they must stop.
+func (e *Engine) hurry() {
+	e.urgent.Add(1)
+	select {
+	case e.wake <- struct{}{}:
+	default: // the ticker will see
+	}
+}
+
+func (e *Engine) calm() { e.urgent.Add(-1) }
 
 // enter counts a run or a compilation that Close waits for; false once closed.
 func (e *Engine) enter() bool {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"starling/protocol"
@@ -57,8 +58,6 @@ func (e *Engine) run(ctx context.Context, src source, do func(*compiled) Ending)
 		return refused(err)
 	}
 	defer e.modules.release(module)
-	e.guestCame()
-	defer e.guestGone()
 	return do(module)
 }
 
@@ -102,6 +101,34 @@ type run struct {
 	cause   error // stopInterrupted, stopPanic
 	woken   bool  // a sleep was cut short by Spec.Canceled
 	dropped int64 // signals
+
+	haste atomic.Int32 // see watch
+}
+
+// The states of run.haste.
+const (
+	notUrgent int32 = iota
+	urgent
+	over
+)
+
+// watch has the guest asked to stop once its deadline has passed or its context
+// has ended, until the function that it returns is called.
+func (r *run) watch() (stop func()) {
+	hurry := func() {
+		if r.haste.CompareAndSwap(notUrgent, urgent) {
+			r.engine.hurry()
+		}
+	}
+	release := context.AfterFunc(r.ctx, hurry)
+	timer := time.AfterFunc(time.Until(r.deadline), hurry)
+	return func() {
+		release()
+		timer.Stop()
+		if r.haste.Swap(over) == urgent {
+			r.engine.calm()
+		}
+	}
 }
 
 // stop is why the host stopped the guest. The first reason stays.
@@ -164,6 +191,7 @@ func (r *run) execute(module *compiled, preopens []wasmtimex.Preopen) (outcome, 
 	}
 	defer guest.Close()
 	r.guest = guest
+	defer r.watch()() // from here on: a store knows the epoch that it was made in
 	result, err := guest.Instantiate(module.pre, wasmtimex.WASI{
 		Args: r.spec.Args, Env: r.spec.Env, Stdin: r.spec.Stdin, Preopens: preopens,
 	})
