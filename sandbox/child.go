@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,9 +13,10 @@ import (
 	"starling/sandbox/internal/confine"
 )
 
-// The descriptors of a sandbox process beside stdio. Sockets come first, one per
-// guest at a time; the first is the one that says hello. A process that compiles
-// has one socket, then the module's file and the one for its compiled form.
+// The descriptors of a sandbox process beside stdio. First come the sockets, two
+// for each guest at a time: one for what it is given and says, one for what stops
+// it. The very first says hello. A process that compiles has that socket, then
+// the module's file and the one for its compiled form.
 const (
 	firstSocket  = 3
 	moduleFile   = 4
@@ -25,8 +25,6 @@ const (
 
 // errWorkerGone ends a guest whose worker closed its socket.
 var errWorkerGone = errors.New("the worker is gone")
-
-var errRunUnderWay = errors.New("one is under way")
 
 // ProcessMain is the whole program of a sandbox process, which a [Supervisor]
 // starts: it takes away its own rights, runs guests or compiles one module, and
@@ -75,15 +73,22 @@ func (h *hello) prepare(control *pipe) (service, error) {
 	}
 	switch {
 	case h.Run != nil:
-		c := &child{cfg: *h.Run, slots: []*pipe{control}}
-		for i := 1; i < h.Run.Density; i++ {
-			slot, err := openSocket(firstSocket + i)
+		c := &child{cfg: *h.Run}
+		for fd := firstSocket; fd < firstSocket+2*h.Run.Density; fd += 2 {
+			s := &childSlot{c: c, data: control}
+			var err error
+			if fd != firstSocket {
+				s.data, err = openSocket(fd)
+			}
+			if err == nil {
+				s.control, err = openPolled(fd + 1)
+			}
 			if err != nil {
 				return nil, err
 			}
-			c.slots = append(c.slots, slot)
+			c.slots = append(c.slots, s)
 		}
-		return c, closeInherited(firstSocket + len(c.slots))
+		return c, closeInherited(firstSocket + 2*h.Run.Density)
 	case h.Compile != nil:
 		c := &compileChild{cfg: *h.Compile, control: control}
 		c.module = os.NewFile(moduleFile, h.Compile.Name)
@@ -93,11 +98,22 @@ func (h *hello) prepare(control *pipe) (service, error) {
 	return nil, fmt.Errorf("%w: a hello for nothing", errBadMessage)
 }
 
+// openSocket is a socket whose reads block a thread: a guest runs on the
+// goroutine that waited for it, with no other to wake.
 func openSocket(fd int) (*pipe, error) {
 	f := os.NewFile(uintptr(fd), "socket")
 	if f == nil {
 		return nil, errors.New("there is no such descriptor")
 	}
+	if _, err := f.Stat(); err != nil {
+		return nil, err
+	}
+	return newPipe(f), nil
+}
+
+// openPolled is a socket that costs nothing while nothing comes.
+func openPolled(fd int) (*pipe, error) {
+	f := os.NewFile(uintptr(fd), "control socket")
 	defer f.Close() // FileConn has its own
 	conn, err := net.FileConn(f)
 	if err != nil {
@@ -106,10 +122,10 @@ func openSocket(fd int) (*pipe, error) {
 	return newPipe(conn), nil
 }
 
-// child runs guests, one at a time on each socket.
+// child runs guests, one at a time in each slot.
 type child struct {
 	cfg    helloRun
-	slots  []*pipe
+	slots  []*childSlot
 	engine *Engine
 }
 
@@ -121,49 +137,101 @@ func (c *child) start() (err error) {
 // serve returns when the worker closed a socket: it owns this process, so it is
 // gone or wants it to be. The guests that run end with the process.
 func (c *child) serve() int {
-	gone := make(chan struct{}, len(c.slots))
-	for _, slot := range c.slots {
-		go func() {
-			c.serveSlot(slot)
-			gone <- struct{}{}
-		}()
+	gone := make(chan error, 2*len(c.slots))
+	for _, s := range c.slots {
+		go func() { gone <- s.serve() }()
+		go func() { gone <- s.listen() }()
 	}
-	<-gone
+	if err := <-gone; !errors.Is(err, io.EOF) {
+		fmt.Fprintln(os.Stderr, "the worker's socket:", err)
+		return 1
+	}
 	return 0
 }
 
-// serveSlot reads a socket until it is closed. A guest runs on a goroutine of
-// its own, so that a cancel is heard meanwhile.
-func (c *child) serveSlot(slot *pipe) {
-	var guest *childRun
+// childSlot is a place for one guest.
+type childSlot struct {
+	c             *child
+	data, control *pipe
+
+	mu      sync.Mutex
+	current *childRun // guarded by mu; nil between runs
+	// The last run that was to be canceled and to be stopped, which may be one that
+	// has not come yet. Guarded by mu.
+	canceled, stopped int64
+}
+
+// serve runs what comes until the socket is closed.
+func (s *childSlot) serve() error {
 	for {
-		kind, body, err := slot.receive()
+		kind, body, err := s.data.receive()
 		if err != nil {
-			if !errors.Is(err, io.EOF) {
-				fmt.Fprintln(os.Stderr, "the worker's socket:", err)
-			}
-			return
+			return err
 		}
+		if kind != msgRun {
+			return fmt.Errorf("%w: it is a %q", errBadMessage, kind)
+		}
+		spec, err := decodeSpec(body)
+		if err != nil {
+			return err
+		}
+		r := newChildRun(s.c.engine, s.data, spec)
+		s.begin(r)
+		end := r.run()
+		s.begin(nil)
+		if err := s.data.send(msgEnding, func(e *encoder) { encodeEnding(e, &end) }); err != nil {
+			return err
+		}
+	}
+}
+
+// begin makes r the guest that can be stopped; nil: none.
+func (s *childSlot) begin(r *childRun) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current = r
+	s.tell()
+}
+
+// tell tells the guest of what was asked. s.mu is held.
+func (s *childSlot) tell() {
+	r := s.current
+	if r == nil {
+		return
+	}
+	if s.canceled >= r.spec.number {
+		r.cancel()
+	}
+	if s.stopped >= r.spec.number {
+		r.stop(context.Canceled)
+	}
+}
+
+// listen hears who is to be stopped until the socket is closed.
+func (s *childSlot) listen() error {
+	for {
+		kind, body, err := s.control.receive()
+		if err != nil {
+			return err
+		}
+		d := decoder{b: body}
+		number := d.num()
+		if err := d.end(); err != nil {
+			return err
+		}
+		s.mu.Lock()
 		switch kind {
-		case msgRun:
-			spec, err := decodeSpec(body)
-			if err != nil || (guest != nil && !guest.ended()) {
-				fmt.Fprintln(os.Stderr, "the worker asks for a run:", cmp.Or(err, errRunUnderWay))
-				return
-			}
-			guest = newChildRun(c.engine, slot, spec)
-			go guest.run()
 		case msgCancel:
-			if guest != nil {
-				guest.cancel()
-			}
+			s.canceled = max(s.canceled, number)
 		case msgStop:
-			if guest != nil {
-				guest.stop(context.Canceled)
-			}
+			s.stopped = max(s.stopped, number)
 		default:
-			fmt.Fprintf(os.Stderr, "the worker sent a %q\n", kind)
-			return
+			err = fmt.Errorf("%w: it is a %q", errBadMessage, kind)
+		}
+		s.tell()
+		s.mu.Unlock()
+		if err != nil {
+			return err
 		}
 	}
 }
@@ -174,39 +242,27 @@ type childRun struct {
 	slot   *pipe
 	spec   *remoteSpec
 
-	ctx      context.Context // of the guest, which outlives the call that made it
-	stop     context.CancelCauseFunc
-	canceled chan struct{}
-	cancel   func()
-	done     chan struct{} // closed before the ending is sent
+	ctx    context.Context // of the guest, which outlives the call that made it
+	stop   context.CancelCauseFunc
+	cancel func()
 }
 
 func newChildRun(engine *Engine, slot *pipe, spec *remoteSpec) *childRun {
-	r := &childRun{engine: engine, slot: slot, spec: spec, canceled: make(chan struct{}), done: make(chan struct{})}
+	r := &childRun{engine: engine, slot: slot, spec: spec}
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
-	r.cancel = sync.OnceFunc(func() { close(r.canceled) })
-	spec.Canceled, spec.Stderr = r.canceled, stderrPipe{r}
+	canceled := make(chan struct{})
+	r.cancel = sync.OnceFunc(func() { close(canceled) })
+	spec.Canceled, spec.Stderr = canceled, stderrPipe{r}
 	return r
 }
 
-func (r *childRun) ended() bool {
-	select {
-	case <-r.done:
-		return true
-	default:
-		return false
-	}
-}
-
-func (r *childRun) run() {
+func (r *childRun) run() Ending {
+	defer r.stop(nil)
 	src := source{path: r.spec.code.Path, digest: r.spec.Digest, code: &r.spec.code}
-	end := r.engine.run(r.ctx, src, func(module *compiled) Ending {
+	return r.engine.run(r.ctx, src, func(module *compiled) Ending {
 		r.must(r.slot.sendSoon(msgStarted, nil))
 		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit).run(module, r.spec.preopens)
 	})
-	r.stop(nil)
-	close(r.done)
-	r.must(r.slot.send(msgEnding, func(e *encoder) { encodeEnding(e, &end) }))
 }
 
 // emit blocks while the worker is slow, and so holds the guest back.
@@ -214,8 +270,8 @@ func (r *childRun) emit(event protocol.Event) {
 	r.must(r.slot.sendSoon(msgEvent, func(e *encoder) { encodeEvent(e, &event) }))
 }
 
-// must stops the guest when the worker does not hear it any more. serveSlot sees
-// the closed socket and ends the process.
+// must stops the guest when the worker does not hear it any more. listen sees the
+// closed socket and ends the process.
 func (r *childRun) must(err error) {
 	if err != nil {
 		r.stop(fmt.Errorf("%w: %w", errWorkerGone, err))

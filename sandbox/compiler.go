@@ -125,7 +125,7 @@ func (s *Supervisor) compile(module string, digest protocol.Digest) error {
 		Rules: confine.Rules{
 			OpenFiles: 64, AddressSpaceBytes: uint64(s.cfg.CompileMemoryBytes), CPUSeconds: seconds, Nice: 10,
 		},
-	}, 1, []*os.File{in, out})
+	}, []*os.File{in, out})
 	if err != nil {
 		return err
 	}

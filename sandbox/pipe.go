@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"time"
 )
@@ -26,10 +25,11 @@ type messageKind byte
 // The messages. Each side takes the other's only.
 const (
 	// From the worker. hello comes first, once per process.
-	msgHello  messageKind = 'H' // JSON, hello
-	msgRun    messageKind = 'R' // remoteSpec
-	msgCancel messageKind = 'C' // the guest should stop by itself: empty
-	msgStop   messageKind = 'S' // the guest is interrupted: empty
+	msgHello messageKind = 'H' // JSON, hello
+	msgRun   messageKind = 'R' // remoteSpec
+	// On the second socket, with the number of the run:
+	msgCancel messageKind = 'C' // the guest should stop by itself
+	msgStop   messageKind = 'S' // the guest is interrupted
 
 	// From the process.
 	msgReady    messageKind = 'h' // JSON, ready
@@ -43,11 +43,17 @@ const (
 // errBadMessage says that the other side does not keep to the protocol.
 var errBadMessage = errors.New("bad message")
 
+// conn is a [net.Conn] of the worker's, or a blocking file of a process's.
+type conn interface {
+	io.ReadWriteCloser
+	SetDeadline(time.Time) error
+}
+
 // pipe is one end of a socket pair. A message is the length of what follows (4
 // bytes, little endian), its kind, and its body. Sends may be concurrent;
 // receives are one goroutine's.
 type pipe struct {
-	conn net.Conn
+	conn conn
 	in   *bufio.Reader
 	body []byte // of the last message received
 
@@ -59,7 +65,7 @@ type pipe struct {
 	broken error // of a write that nobody waited for
 }
 
-func newPipe(conn net.Conn) *pipe {
+func newPipe(conn conn) *pipe {
 	return &pipe{conn: conn, in: bufio.NewReaderSize(conn, 16<<10)}
 }
 

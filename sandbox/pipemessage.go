@@ -21,7 +21,7 @@ type hello struct {
 }
 
 type helloRun struct {
-	Density    int           `json:"density"` // as many sockets follow the first
+	Density    int           `json:"density"` // so many pairs of sockets there are
 	MaxModules int           `json:"max_modules"`
 	Tick       time.Duration `json:"tick"`
 }
@@ -74,11 +74,13 @@ func (p *pipe) receiveJSON(kind messageKind, v any) error {
 // granted.
 type remoteSpec struct {
 	Spec
+	number   int64 // of the run on its socket, from 1
 	code     code
 	preopens []wasmtimex.Preopen
 }
 
 func (s *remoteSpec) encode(e *encoder) {
+	e.num(s.number)
 	e.str(string(s.Digest))
 	e.str(s.code.Path)
 	e.str(s.code.Sum)
@@ -104,7 +106,7 @@ func (s *remoteSpec) encode(e *encoder) {
 
 func decodeSpec(body []byte) (*remoteSpec, error) {
 	d := decoder{b: body}
-	s := &remoteSpec{}
+	s := &remoteSpec{number: d.num()}
 	s.Digest = protocol.Digest(d.str())
 	s.code = code{Path: d.str(), Sum: d.str()}
 	s.Args = d.strs()

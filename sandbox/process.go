@@ -39,6 +39,21 @@ type process struct {
 type slot struct {
 	process *process
 	pipe    *pipe
+	control *pipe // what stops a guest; nil in a process that compiles
+	runs    int64 // used by whoever took the slot
+}
+
+func (s *slot) close() error {
+	var problems []error
+	for _, p := range []*pipe{s.pipe, s.control} {
+		if p == nil {
+			continue
+		}
+		if err := p.conn.Close(); !errors.Is(err, net.ErrClosed) {
+			problems = append(problems, err)
+		}
+	}
+	return errors.Join(problems...)
 }
 
 func (p *process) pid() int { return p.command.Process.Pid }
@@ -82,7 +97,7 @@ func (p *process) kill(culprit *slot) {
 // end ends a process without guests and waits until it is gone.
 func (p *process) end() {
 	for _, s := range p.slots {
-		_ = s.pipe.conn.Close() // which tells it
+		_ = s.close() // which tells it
 	}
 	_ = p.command.Process.Kill()
 	<-p.dead
@@ -119,7 +134,7 @@ func (s *Supervisor) start() (*process, error) {
 			OpenFiles:         uint64(64 + openFiles*s.cfg.Density),
 			AddressSpaceBytes: uint64(4<<30 + s.cfg.Density*addressSpace),
 		},
-	}, s.cfg.Density, nil)
+	}, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +147,7 @@ func (s *Supervisor) start() (*process, error) {
 		delete(s.processes, p)
 		s.free = slices.DeleteFunc(s.free, func(idle *slot) bool {
 			if idle.process == p {
-				_ = idle.pipe.conn.Close()
+				_ = idle.close()
 			}
 			return idle.process == p
 		})
@@ -154,12 +169,12 @@ const (
 
 // launch starts the configured command with sockets and files beyond stdio, says
 // hello and waits for the answer.
-func (s *Supervisor) launch(h hello, sockets int, files []*os.File) (*process, error) {
+func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	p := &process{dead: make(chan struct{}), stderr: &processStderr{}}
 	p.command = exec.Command(s.cfg.Command[0], s.cfg.Command[1:]...)
 	// Nothing of the worker's environment. The allocator may otherwise reserve an
 	// arena of address space per thread, and Go a page of text per goroutine.
-	p.command.Env = []string{"GOTRACEBACK=none", "MALLOC_ARENA_MAX=4", "RAYON_NUM_THREADS=4"}
+	p.command.Env = []string{"GOTRACEBACK=none", "GOGC=400", "MALLOC_ARENA_MAX=4", "RAYON_NUM_THREADS=4"}
 	p.command.Dir = "/"
 	p.command.SysProcAttr = processAttributes()
 	var theirs []*os.File
@@ -168,13 +183,30 @@ func (s *Supervisor) launch(h hello, sockets int, files []*os.File) (*process, e
 			_ = f.Close() // the process has its own by now
 		}
 	}()
-	for range sockets {
+	pair := func() (*pipe, error) {
 		ours, their, err := socketPair()
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("sandbox process: %w", err), p.closeSlots())
+			return nil, err
 		}
 		theirs = append(theirs, their)
-		p.slots = append(p.slots, &slot{p, newPipe(ours)})
+		return newPipe(ours), nil
+	}
+	places := 1
+	if h.Run != nil {
+		places = h.Run.Density
+	}
+	var err error
+	for i := 0; i < places && err == nil; i++ {
+		place := &slot{process: p}
+		if place.pipe, err = pair(); err == nil {
+			p.slots = append(p.slots, place)
+			if h.Run != nil {
+				place.control, err = pair()
+			}
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("sandbox process: %w", err), p.closeSlots())
 	}
 	p.command.ExtraFiles = append(append([]*os.File(nil), theirs...), files...)
 	stderr, err := p.command.StderrPipe()
@@ -236,9 +268,7 @@ func (s *Supervisor) noteConfinement(r confine.Report) {
 func (p *process) closeSlots() error {
 	var problems []error
 	for _, s := range p.slots {
-		if err := s.pipe.conn.Close(); !errors.Is(err, net.ErrClosed) {
-			problems = append(problems, err)
-		}
+		problems = append(problems, s.close())
 	}
 	return errors.Join(problems...)
 }

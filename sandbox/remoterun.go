@@ -140,6 +140,8 @@ type remoteRun struct {
 // run returns an error when the guest did not start and might in another process.
 func (r *remoteRun) run(ctx context.Context) (Ending, error) {
 	pipe := r.slot.pipe
+	r.slot.runs++
+	r.spec.number = r.slot.runs
 	r.starting()
 	if err := pipe.send(msgRun, r.spec.encode); err != nil {
 		return r.lost(err)
@@ -179,7 +181,7 @@ func (r *remoteRun) watch(done, ctx context.Context) {
 		select {
 		case <-canceled:
 			canceled = nil
-			_ = r.slot.pipe.send(msgCancel, nil) // a process that is gone is seen by run
+			r.tell(msgCancel)
 			continue
 		case <-done.Done():
 		case <-r.s.ctx.Done():
@@ -189,9 +191,16 @@ func (r *remoteRun) watch(done, ctx context.Context) {
 			return // the guest is gone
 		}
 		r.stop(cause)
-		_ = r.slot.pipe.send(msgStop, nil)
+		r.tell(msgStop)
 		return
 	}
+}
+
+// tell says something of this run beside its events. A process that is gone, or
+// reads no more, is seen by run.
+func (r *remoteRun) tell(kind messageKind) {
+	_ = r.slot.control.conn.SetDeadline(time.Now().Add(r.s.cfg.KillAfter))
+	_ = r.slot.control.send(kind, func(e *encoder) { e.num(r.spec.number) })
 }
 
 // kill sets when the process is killed unless it has ended the guest, or said

@@ -272,7 +272,7 @@ func (s *Supervisor) give(used *slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if used.process.isDead() {
-		_ = used.pipe.conn.Close()
+		_ = used.close()
 		return
 	}
 	s.free = append(s.free, used)
