@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -222,7 +223,7 @@ func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 		<-p.dead
 		text := ""
 		if lines := p.stderr.lines(); len(lines) > 0 {
-			text = ": " + lines[len(lines)-1]
+			text = ": " + strings.Join(lines, "; ")
 		}
 		return nil, errors.Join(fmt.Errorf("sandbox process: %w (%s%s)", err, p.how, text), p.closeSlots())
 	}
@@ -288,24 +289,36 @@ func (p *process) wait(stderr io.Reader) {
 	close(p.dead)
 }
 
-// processStderr keeps the last lines that a process wrote itself, which tell why
-// it died. It is safe for concurrent use.
+// processStderr keeps the first lines that a process wrote itself: a healthy one
+// writes none, one that dies says why, and then prints its registers. It is safe
+// for concurrent use.
 type processStderr struct {
 	mu   sync.Mutex
-	tail tail
+	text []byte
 }
+
+const (
+	maxProcessStderr = 4096
+	deathLines       = 4
+)
 
 func (s *processStderr) Write(piece []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tail.write(piece)
+	s.text = append(s.text, piece[:min(len(piece), maxProcessStderr-len(s.text))]...)
 	return len(piece), nil
 }
 
 func (s *processStderr) lines() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]string(nil), s.tail.lines()...)
+	var lines []string
+	for line := range strings.Lines(validText(s.text)) {
+		if line = strings.TrimSpace(line); line != "" && len(lines) < deathLines {
+			lines = append(lines, cut(line, tailLineBytes))
+		}
+	}
+	return lines
 }
 
 // socketPair is a connection for us and the file of the other end.
