@@ -116,11 +116,15 @@ func (f *fleet) hireAt(t *testing.T, url string, change func(*worker.Config)) *m
 	return m
 }
 
-// newMember makes a worker that does not run yet.
-func (f *fleet) newMember(t *testing.T, url string, change func(*worker.Config)) *member {
+// newMember makes a worker that does not run yet. density is how many guests
+// share a sandbox process.
+func (f *fleet) newMember(t *testing.T, url string, change func(*worker.Config), density ...int) *member {
 	t.Helper()
 	dir := t.TempDir()
 	m := &member{log: newLogs(t), done: make(chan struct{})}
+	if len(density) > 0 {
+		m.density = density[0]
+	}
 	m.cfg = worker.Config{
 		WorkerID: protocol.NewWorkerID(), WorkRoot: filepath.Join(dir, "work"), CacheDir: filepath.Join(dir, "cache"),
 		PullExpires: 200 * time.Millisecond, CancelGrace: 300 * time.Millisecond, DrainTimeout: soon,
