@@ -102,11 +102,12 @@ func (h *hello) prepare(control *pipe) (service, error) {
 // goroutine that waited for it, with no other to wake.
 func openSocket(fd int) (*pipe, error) {
 	f := os.NewFile(uintptr(fd), "socket")
-	if f == nil {
-		return nil, errors.New("there is no such descriptor")
-	}
-	if _, err := f.Stat(); err != nil {
+	info, err := f.Stat()
+	if err != nil {
 		return nil, err
+	}
+	if info.Mode()&os.ModeSocket == 0 {
+		return nil, errors.New("it is no socket")
 	}
 	return newPipe(f), nil
 }

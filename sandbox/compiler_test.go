@@ -46,10 +46,14 @@ func TestACompileBombIsRefusedAndCostsNobodyElse(t *testing.T) {
 		change func(*sandbox.ProcessConfig)
 		says   string
 	}{
-		"time": {func(c *sandbox.ProcessConfig) { c.CompileTimeout = 2 * time.Second },
-			"takes longer than the compile time limit of 2s (STARLING_COMPILE_TIMEOUT)"},
-		"memory": {func(c *sandbox.ProcessConfig) { c.CompileMemoryBytes = 256 << 20; c.CompileTimeout = 10 * time.Minute },
-			"takes more than the compile memory limit of 268435456 bytes (STARLING_COMPILE_MEMORY_BYTES)"},
+		"time": {
+			func(c *sandbox.ProcessConfig) { c.CompileTimeout = 2 * time.Second },
+			"takes longer than the compile time limit of 2s (STARLING_COMPILE_TIMEOUT)",
+		},
+		"memory": {
+			func(c *sandbox.ProcessConfig) { c.CompileMemoryBytes = 256 << 20; c.CompileTimeout = 10 * time.Minute },
+			"takes more than the compile memory limit of 268435456 bytes (STARLING_COMPILE_MEMORY_BYTES)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

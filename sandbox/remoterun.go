@@ -125,11 +125,10 @@ type remoteRun struct {
 	spec *remoteSpec
 	emit func(protocol.Event)
 
-	begun   time.Time // of the guest; zero before it started
-	stderr  tail
-	text    int64 // bytes of events
-	over    bool  // the process is free again, or gone
-	refused error // why the process did not start the guest
+	begun  time.Time // of the guest; zero before it started
+	stderr tail
+	text   int64 // bytes of events
+	over   bool  // the process is free again, or gone
 
 	mu       sync.Mutex
 	killAt   time.Time // the process is killed unless it says something by then
