@@ -223,7 +223,7 @@ func TestStopsOfAGuestInAProcess(t *testing.T) {
 			defer cancel(nil)
 			g := begin(t, ctx, s, talker(t))
 			if c.hang {
-				signal(t, only(t, s), syscall.SIGSTOP)
+				testenv.Freeze(t, only(t, s))
 			}
 			var stopping sync.WaitGroup
 			defer stopping.Wait()
@@ -248,7 +248,7 @@ func TestAProcessThatHangsIsKilledAtTheDeadline(t *testing.T) {
 	loop := talker(t)
 	loop.Limits.DeadlineSeconds = 1
 	g := begin(t, t.Context(), s, loop)
-	signal(t, only(t, s), syscall.SIGSTOP)
+	testenv.Freeze(t, only(t, s))
 	if end := g.ended(t); end.Kind != sandbox.LimitHit || end.Limit != sandbox.LimitDeadline ||
 		!strings.Contains(end.Message, "exceeded its 1s deadline") {
 		t.Errorf("Run = %+v, want the deadline", end)
@@ -383,7 +383,7 @@ func TestGuestsThatShareAProcess(t *testing.T) {
 		s := newSupervisor(t, func(c *sandbox.ProcessConfig) { c.Density = 2 })
 		ctx, cancel := context.WithCancel(t.Context())
 		one, other := begin(t, ctx, s, talker(t)), begin(t, t.Context(), s, talker(t))
-		signal(t, only(t, s), syscall.SIGSTOP)
+		testenv.Freeze(t, only(t, s))
 		cancel()
 		if end := one.ended(t); end.Kind != sandbox.Interrupted {
 			t.Errorf("the guest that was stopped: %+v, want interrupted", end)

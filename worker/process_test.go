@@ -7,6 +7,7 @@ import (
 
 	"starling/broker"
 	"starling/protocol"
+	"starling/testenv"
 	"starling/worker"
 )
 
@@ -80,9 +81,7 @@ func TestNeighboursInASandboxProcess(t *testing.T) {
 			f.saying(t, long, "ready")
 			f.saying(t, again, "waiting")
 			if c.blamed {
-				if err := syscall.Kill(pids[0], syscall.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				testenv.Freeze(t, pids[0])
 				if _, err := f.bus.Cancel(t.Context(), long.Spawner.SessionID, long.DelegationID, broker.CancelOptions{}); err != nil {
 					t.Fatal(err)
 				}
