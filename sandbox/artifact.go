@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -11,9 +12,11 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"time"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
 	"golang.org/x/sys/cpu"
+	"golang.org/x/sys/unix"
 
 	"starling/protocol"
 	"starling/sandbox/internal/wasm"
@@ -26,9 +29,19 @@ import (
 //
 // A file is what the engine serialised, then the module's needs, then the MAC
 // over the file's name and all before it. The engine reads the front alone.
+//
+// The key lies outside the directory: a process that may read compiled modules
+// cannot read it.
 type artifacts struct {
 	dir string
 	key []byte
+}
+
+// code is a compiled module on disk that was verified.
+type code struct {
+	Path  string
+	Sum   string // SHA-256 of the file, in hex
+	needs needs
 }
 
 const (
@@ -37,26 +50,29 @@ const (
 	artifactTag  = "starling artifact v1\x00"
 )
 
-// openArtifacts makes the directory and its key when they are not there.
+// openArtifacts makes the directories and the key when they are not there.
 func openArtifacts(dir string) (*artifacts, error) {
 	if dir == "" {
 		return &artifacts{}, nil
 	}
-	// A directory of our own, so that its mode is ours to demand.
-	dir = filepath.Join(dir, "compiled")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("sandbox cache: %w", err)
+	a := &artifacts{dir: filepath.Join(dir, "compiled")}
+	keys := filepath.Join(dir, "key")
+	// Directories of our own, so that their modes are ours to demand.
+	for _, dir := range []string{a.dir, keys} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("sandbox cache: %w", err)
+		}
+		info, err := os.Stat(dir)
+		if err != nil {
+			return nil, fmt.Errorf("sandbox cache: %w", err)
+		}
+		if info.Mode().Perm()&0o077 != 0 {
+			return nil, fmt.Errorf("sandbox cache: %s has mode %#o and holds native code or its key: chmod 700 it",
+				dir, info.Mode().Perm())
+		}
 	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return nil, fmt.Errorf("sandbox cache: %w", err)
-	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("sandbox cache: %s has mode %#o and holds native code: chmod 700 it",
-			dir, info.Mode().Perm())
-	}
-	a := &artifacts{dir: dir}
-	path := filepath.Join(dir, keyFile)
+	path := filepath.Join(keys, keyFile)
+	var err error
 	if a.key, err = os.ReadFile(path); errors.Is(err, os.ErrNotExist) {
 		fresh := make([]byte, sha256.Size)
 		_, _ = rand.Read(fresh) // never fails
@@ -89,37 +105,67 @@ func (a *artifacts) mac(path string, content []byte) []byte {
 	return h.Sum(nil)
 }
 
-// load returns a compiled module; [os.ErrNotExist] when there is none, any other
-// error when there is one that must not be used. Nobody but this user can put
-// another file in its place between the check and the engine's own reading.
-func (a *artifacts) load(engine *wasmtime.Engine, digest protocol.Digest) (*wasmtime.Module, needs, error) {
+// verify finds a compiled module and checks that this host wrote it;
+// [os.ErrNotExist] when there is none, any other error when there is one that
+// must not be used. Nobody but this user can put another file in its place
+// afterwards.
+func (a *artifacts) verify(digest protocol.Digest) (code, error) {
 	if a.dir == "" {
-		return nil, needs{}, os.ErrNotExist
+		return code{}, os.ErrNotExist
 	}
 	path := a.path(digest)
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return nil, needs{}, fmt.Errorf("read artifact: %w", err)
+		return code{}, fmt.Errorf("read artifact: %w", err)
 	}
 	body := content[:max(0, len(content)-sha256.Size)]
 	if len(content) < trailerBytes || !hmac.Equal(content[len(body):], a.mac(path, body)) {
-		return nil, needs{}, fmt.Errorf("artifact %s is not what this host wrote", path)
-	}
-	module, err := wasmtime.NewModuleDeserializeFile(engine, path)
-	if err != nil {
-		return nil, needs{}, fmt.Errorf("artifact %s: %w", path, err)
+		return code{}, fmt.Errorf("artifact %s is not what this host wrote", path)
 	}
 	numbers := body[len(body)-16:]
-	return module, needs{binary.LittleEndian.Uint64(numbers), binary.LittleEndian.Uint64(numbers[8:])}, nil
+	sum := sha256.Sum256(content)
+	return code{path, hex.EncodeToString(sum[:]), needs{
+		binary.LittleEndian.Uint64(numbers), binary.LittleEndian.Uint64(numbers[8:]),
+	}}, nil
 }
 
-func (a *artifacts) store(module *wasmtime.Module, digest protocol.Digest, n needs) error {
+// load returns a compiled module; its errors are those of verify.
+func (a *artifacts) load(engine *wasmtime.Engine, digest protocol.Digest) (*wasmtime.Module, needs, error) {
+	found, err := a.verify(digest)
+	if err != nil {
+		return nil, needs{}, err
+	}
+	module, err := found.open(engine)
+	return module, found.needs, err
+}
+
+// errStale says that a compiled module is not the one that was verified.
+var errStale = errors.New("the compiled module was changed or removed")
+
+// check compares the file with its sum, for a process that does not have the key.
+func (c code) check() error {
+	content, err := os.ReadFile(c.Path)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errStale, err)
+	}
+	if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != c.Sum {
+		return fmt.Errorf("%w: %s", errStale, c.Path)
+	}
+	return nil
+}
+
+func (c code) open(engine *wasmtime.Engine) (*wasmtime.Module, error) {
+	module, err := wasmtime.NewModuleDeserializeFile(engine, c.Path)
+	if err != nil {
+		return nil, fmt.Errorf("artifact %s: %w", c.Path, err)
+	}
+	return module, nil
+}
+
+// store keeps what the engine serialised.
+func (a *artifacts) store(content []byte, digest protocol.Digest, n needs) error {
 	if a.dir == "" {
 		return nil
-	}
-	content, err := module.Serialize()
-	if err != nil {
-		return fmt.Errorf("serialize: %w", err)
 	}
 	path := a.path(digest)
 	content = binary.LittleEndian.AppendUint64(content, n.MemoryBytes)
@@ -128,9 +174,37 @@ func (a *artifacts) store(module *wasmtime.Module, digest protocol.Digest, n nee
 	return a.write(path, content, os.Rename)
 }
 
+// lock waits until no other process of this host compiles the digest, so that it
+// is compiled once. There are 256 locks, whose files stay.
+func (a *artifacts) lock(ctx context.Context, digest protocol.Digest) (unlock func(), err error) {
+	if a.dir == "" {
+		return func() {}, nil
+	}
+	f, err := os.OpenFile(filepath.Join(a.dir, "compile-"+digest.Hex()[:2]+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock a compilation: %w", err)
+	}
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil // which unlocks
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(fmt.Errorf("lock a compilation: %w", err), f.Close())
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), f.Close())
+		}
+	}
+}
+
 // write puts a file of mode 0600 in place in one step.
 func (a *artifacts) write(path string, content []byte, place func(from, to string) error) error {
-	f, err := os.CreateTemp(a.dir, ".new-*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600
 	if err != nil {
 		return err
 	}

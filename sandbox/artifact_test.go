@@ -57,7 +57,7 @@ func TestArtifacts(t *testing.T) {
 	}
 	path := artifact(t, dir, s)
 	for path, want := range map[string]os.FileMode{
-		path: 0o600, filepath.Dir(path): 0o700, filepath.Join(filepath.Dir(path), "host.key"): 0o600,
+		path: 0o600, filepath.Dir(path): 0o700, filepath.Join(dir, "key", "host.key"): 0o600,
 	} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s has mode %v, %v, want %v", path, info.Mode().Perm(), err, want)
@@ -139,7 +139,7 @@ func TestArtifactsOfAnotherHost(t *testing.T) {
 	dir := t.TempDir()
 	s := spec(t, testenv.WAT(t, "noop"))
 	prepared(t, dir, s)
-	key := filepath.Join(dir, "compiled", "host.key")
+	key := filepath.Join(dir, "key", "host.key")
 	if err := os.Remove(key); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
@@ -60,9 +62,50 @@ func BenchmarkRun(b *testing.B) {
 		s.Stdin = []byte("Ada")
 		benchmarkSpec(b, newEngine(b), s)
 	})
+	// In a sandbox process that is warm: what the process adds is the difference to
+	// the same run above.
+	b.Run("process/noop", func(b *testing.B) { benchmarkSpec(b, newSupervisor(b), spec(b, module)) })
+	b.Run("process/noop with a directory", func(b *testing.B) {
+		s := spec(b, module)
+		root := b.TempDir()
+		s.WorkDir = filepath.Join(root, "work")
+		if err := os.Mkdir(s.WorkDir, 0o700); err != nil {
+			b.Fatal(err)
+		}
+		benchmarkSpec(b, newSupervisor(b, func(c *sandbox.ProcessConfig) { c.WorkRoot = root }), s)
+	})
+	b.Run("process/hello in Go", func(b *testing.B) {
+		s := spec(b, testenv.GoCapsule(b, "hello"))
+		s.Stdin = []byte("Ada")
+		benchmarkSpec(b, newSupervisor(b), s)
+	})
 }
 
-func benchmarkSpec(b *testing.B, e *sandbox.Engine, s sandbox.Spec) {
+// BenchmarkColdStart is a run in a process that is started for it and ended
+// after it, with the module compiled before.
+func BenchmarkColdStart(b *testing.B) {
+	s := spec(b, testenv.WAT(b, "noop"))
+	cfg := sandbox.ProcessConfig{Config: sandbox.Config{CacheDir: testenv.CompiledCache(b)}, WorkRoot: b.TempDir()}
+	for b.Loop() {
+		supervisor, err := sandbox.NewSupervisor(cfg)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if end := supervisor.Run(context.Background(), s, func(protocol.Event) {}); end.Kind != sandbox.Exited {
+			b.Fatalf("Run = %+v, want exited", end)
+		}
+		if err := supervisor.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// runner is an engine or a supervisor.
+type runner interface {
+	Run(context.Context, sandbox.Spec, func(protocol.Event)) sandbox.Ending
+}
+
+func benchmarkSpec(b *testing.B, e runner, s sandbox.Spec) {
 	for b.Loop() {
 		if end := e.Run(context.Background(), s, func(protocol.Event) {}); end.Kind != sandbox.Exited {
 			b.Fatalf("Run = %+v, want exited", end)
@@ -82,9 +125,12 @@ func BenchmarkSignals(b *testing.B) {
 	      (call $chunk (i32.const 0) (i32.const 8))
 	      (local.set $n (i32.sub (local.get $n) (i32.const 1)))
 	      (br_if $l (local.get $n)))))`)
-	e, s := newEngine(b), spec(b, module)
-	benchmarkSpec(b, e, s)
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/signal")
+	for name, e := range map[string]runner{"inprocess": newEngine(b), "process": newSupervisor(b)} {
+		b.Run(name, func(b *testing.B) {
+			benchmarkSpec(b, e, spec(b, module))
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/signal")
+		})
+	}
 }
 
 // BenchmarkLines is what one line of stdout costs in mode events.
@@ -101,10 +147,14 @@ func BenchmarkLines(b *testing.B) {
 	      (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
 	      (local.set $n (i32.sub (local.get $n) (i32.const 1)))
 	      (br_if $l (local.get $n)))))`)
-	e, s := newEngine(b), spec(b, module)
-	s.Output = protocol.OutputEvents
-	benchmarkSpec(b, e, s)
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/line")
+	for name, e := range map[string]runner{"inprocess": newEngine(b), "process": newSupervisor(b)} {
+		b.Run(name, func(b *testing.B) {
+			s := spec(b, module)
+			s.Output = protocol.OutputEvents
+			benchmarkSpec(b, e, s)
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/line")
+		})
+	}
 }
 
 // BenchmarkOthersBesideGuestsThatCall is a round trip over a socket while guests

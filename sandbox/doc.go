@@ -2,12 +2,31 @@
 // [Spec] says, bounds it, turns what it says into driver events, and reports
 // how it ended. It knows nothing of the bus or of where a module came from.
 //
-// The main path is [Engine.Run] → modules.acquire → run.start → the guest →
-// run.Call (a host function) or run.Tick (must it stop?) → run.ending.
+// There are two ways to run: a [Supervisor] in sandbox processes, its children,
+// and an [Engine] in this process, for embedding and tests. Inside a sandbox
+// process an engine runs the guest as well, so the main path is
 //
-// Goroutines: the epoch ticker, started by [New] and ended by [Engine.Close];
-// one for each compilation under way, which [Engine.Close] waits for. A guest
-// runs on the goroutine that called Run, and so do its host functions and emit.
+//	Supervisor.Run → compiled (compiler.go) → take (process.go) → remoteRun.run
+//	    │ a socket pair: pipe.go, pipemessage.go
+//	    ▼
+//	ProcessMain (child.go) → confine.Apply → childSlot.serve → childRun.run
+//	    └► newRun → run.start → the guest → run.Call (a host function) or run.Tick
+//	       (must it stop?) → run.ending
+//
+// and [Engine.Run] begins at modules.acquire and newRun.
+//
+// Goroutines of an engine: the epoch ticker, started by [New] and ended by
+// [Engine.Close]; one for each compilation under way, which [Engine.Close] waits
+// for. A guest runs on the goroutine that called Run, and so do its host
+// functions and emit.
+//
+// Goroutines of a supervisor: the starter, whose thread all processes are
+// children of; two for each process, which wait for its end; one for each
+// module that is looked for; one for each run, which tells it to stop. Run reads
+// the guest's events, and calls emit, on the goroutine that called it.
+// [Supervisor.Close] waits for all of them. Goroutines of a sandbox process: two
+// for each guest at a time, one that runs it and one that hears that it must
+// stop; they end with the process.
 //
 // Two things differ from what the engine would do by itself. Modules are
 // rewritten a little before they are compiled, so that a limit can be told from

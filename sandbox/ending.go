@@ -22,6 +22,23 @@ const (
 	Interrupted
 	// Refused: it never started. Message says why and what to do.
 	Refused
+	// ProcessDied: the sandbox process that ran it died. Trap says how, Blame
+	// whose fault it was.
+	ProcessDied
+)
+
+// Blame says whose fault it is that a sandbox process died.
+type Blame int
+
+// Where the blame lies.
+const (
+	// BlameGuest: this guest's. It was alone in its process, or had to be killed.
+	BlameGuest Blame = iota + 1
+	// BlameOther: another guest's, which had to be killed.
+	BlameOther
+	// BlameUnclear: one of the guests that shared the process, nobody knows which.
+	// The next run of each is alone in its process.
+	BlameUnclear
 )
 
 // String is the kind in lower case, fit for a log or a label.
@@ -37,6 +54,8 @@ func (k EndingKind) String() string {
 		return "interrupted"
 	case Refused:
 		return "refused"
+	case ProcessDied:
+		return "process died"
 	default:
 		return fmt.Sprintf("EndingKind(%d)", int(k))
 	}
@@ -59,9 +78,10 @@ type Ending struct {
 	Kind EndingKind
 
 	Status  int    // Exited: the exit status, 0 is success
-	Trap    string // Trapped: the trap in one line
+	Trap    string // Trapped: the trap in one line; ProcessDied: the signal or exit status
 	Limit   Limit  // LimitHit
-	Message string // Trapped, LimitHit: the sentence of section 5; Refused: why, and the fix
+	Message string // Trapped, LimitHit, ProcessDied: the sentence of section 5; Refused: why, and the fix
+	Blame   Blame  // ProcessDied
 	Err     error  // Interrupted: the context's cause, or ErrClosed; Refused: the cause, ErrRefused
 
 	Stdout     string   // text mode: all of stdout that was kept
@@ -99,4 +119,8 @@ func callsEnding() Ending {
 
 func trapEnding(trap string) Ending {
 	return Ending{Kind: Trapped, Trap: trap, Message: "capsule execution trapped: " + trap}
+}
+
+func diedEnding(how string, blame Blame) Ending {
+	return Ending{Kind: ProcessDied, Trap: how, Blame: blame, Message: "capsule execution trapped: its process died: " + how}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
@@ -36,7 +37,7 @@ type Config struct {
 	MaxModules int
 	// MaxModuleBytes bounds the size of a wasm file; 0 is 64 MiB.
 	MaxModuleBytes int64
-	// Tick is how often a running guest is asked whether it must stop; 0 is 5 ms.
+	// Tick is how often guests are asked to stop while one has to; 0 is 5 ms.
 	Tick time.Duration
 	// Logger is given what an operator should know; nil discards it.
 	Logger *slog.Logger
@@ -85,6 +86,8 @@ type Engine struct {
 	work    sync.WaitGroup // runs and compilations; Add only under mu
 	stopped chan struct{}  // closed when no guest runs: the ticker stops
 	ticker  sync.WaitGroup
+	urgent  atomic.Int64  // guests that must stop and have not yet
+	wake    chan struct{} // of capacity 1: filled when a guest becomes urgent
 
 	mu     sync.Mutex
 	closed bool
@@ -105,7 +108,7 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{cfg: cfg, wasm: newWasmEngine(), closing: make(chan struct{}), stopped: make(chan struct{})}
+	e := &Engine{cfg: cfg, wasm: newWasmEngine(), closing: make(chan struct{}), stopped: make(chan struct{}), wake: make(chan struct{}, 1)}
 	if e.linker, err = wasmtimex.NewLinker(e.wasm, imports()); err != nil {
 		e.wasm.Close()
 		return nil, fmt.Errorf("sandbox: define imports: %w", err)
@@ -136,21 +139,45 @@ func newWasmEngine() *wasmtime.Engine {
 // module and the CPU.
 const settings = wasmtimex.Version + " cranelift epochs no-memory64 no-threads no-multi-memory no-gc no-tail-call no-exceptions"
 
-// tick moves the epoch on, at which every running guest asks its run whether it
-// must stop. The run looks at the clock, so ticks that are dropped under load
-// delay an interruption but never a deadline's arithmetic.
+// tick moves the epoch on while a guest must stop: at each tick every running
+// guest asks its run whether it is the one. One step would not do: a guest that
+// was just asked sets its next question by the epoch after it.
 func (e *Engine) tick() {
 	t := time.NewTicker(e.cfg.Tick)
 	defer t.Stop()
+	closing := e.closing
 	for {
+		t.Stop() // nobody has to stop: an engine that waits costs nothing
 		select {
-		case <-t.C:
-			e.wasm.IncrementEpoch()
+		case <-e.wake:
+		case <-closing:
+			closing = nil // from here on all have to
+			e.urgent.Add(1)
 		case <-e.stopped:
 			return
 		}
+		t.Reset(e.cfg.Tick)
+		for e.urgent.Load() > 0 {
+			e.wasm.IncrementEpoch()
+			select {
+			case <-t.C:
+			case <-e.stopped:
+				return
+			}
+		}
 	}
 }
+
+// hurry makes the engine ask its guests, until calm, whether they must stop.
+func (e *Engine) hurry() {
+	e.urgent.Add(1)
+	select {
+	case e.wake <- struct{}{}:
+	default: // the ticker will see
+	}
+}
+
+func (e *Engine) calm() { e.urgent.Add(-1) }
 
 // enter counts a run or a compilation that Close waits for; false once closed.
 func (e *Engine) enter() bool {
@@ -197,7 +224,7 @@ func (e *Engine) Close() error {
 // with another digest), [ErrClosed], the cause of ctx, or
 // what kept the file from being read.
 func (e *Engine) Prepare(ctx context.Context, module string, digest protocol.Digest) error {
-	m, err := e.modules.acquire(ctx, module, digest)
+	m, err := e.modules.acquire(ctx, source{path: module, digest: digest})
 	if err != nil {
 		return err
 	}

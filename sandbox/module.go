@@ -59,17 +59,24 @@ func newModules(e *Engine, artifacts *artifacts) *modules {
 	}
 }
 
+// source is where a module comes from.
+type source struct {
+	path   string
+	digest protocol.Digest
+	code   *code // what was compiled and verified elsewhere; nil: by this engine
+}
+
 // acquire returns the module, which the caller releases.
-func (m *modules) acquire(ctx context.Context, path string, digest protocol.Digest) (*compiled, error) {
-	if err := digest.Validate(); err != nil {
+func (m *modules) acquire(ctx context.Context, src source) (*compiled, error) {
+	if err := src.digest.Validate(); err != nil {
 		return nil, refusef("%s", err)
 	}
 	for {
-		if c := m.lookup(digest); c != nil {
+		if c := m.lookup(src.digest); c != nil {
 			return c, nil
 		}
 		// What is made may be dropped again before this caller gets at it.
-		flight := m.flights.DoChan(string(digest), func() (any, error) { return nil, m.load(path, digest) })
+		flight := m.flights.DoChan(string(src.digest), func() (any, error) { return nil, m.load(src) })
 		select {
 		case r := <-flight:
 			if r.Err != nil {
@@ -105,92 +112,143 @@ func (m *modules) release(c *compiled) {
 }
 
 // load makes a module from the disk cache or the file and keeps it.
-func (m *modules) load(path string, digest protocol.Digest) error {
+func (m *modules) load(src source) error {
 	if !m.engine.enter() {
 		return ErrClosed
 	}
 	defer m.engine.work.Done()
-	if c := m.lookup(digest); c != nil { // made since the caller looked
+	if c := m.lookup(src.digest); c != nil { // made since the caller looked
 		m.release(c)
 		return nil
 	}
-	c, err := m.make(path, digest)
+	c, err := m.make(src)
 	if err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c.kept = m.recent.PushFront(c)
-	m.byDigest[digest] = c
+	m.byDigest[src.digest] = c
 	for m.recent.Len() > m.engine.cfg.MaxModules {
 		m.drop(m.recent.Back().Value.(*compiled))
 	}
 	return nil
 }
 
-func (m *modules) make(path string, digest protocol.Digest) (*compiled, error) {
-	log := m.engine.cfg.Logger.With(slog.String("digest", string(digest)))
-	c := &compiled{digest: digest}
+// make gets a module from what was verified, from the disk cache, or by compiling
+// the file here.
+func (m *modules) make(src source) (*compiled, error) {
+	c := &compiled{digest: src.digest}
 	var err error
-	c.module, c.needs, err = m.artifacts.load(m.engine.wasm, digest)
+	if src.code != nil {
+		if err = src.code.check(); err == nil {
+			c.module, err = src.code.open(m.engine.wasm)
+		}
+	} else {
+		c.module, c.needs, err = m.cachedOrCompiled(src)
+	}
 	if err != nil {
-		if !errors.Is(err, os.ErrNotExist) {
-			log.Warn("compiled module not usable, compiling again", slog.Any("error", err))
-		}
-		if err := m.compile(c, path, log); err != nil {
-			return nil, err
-		}
+		return nil, err
 	}
 	if c.pre, err = m.engine.linker.Pre(c.module); err != nil {
 		c.module.Close()
-		return nil, refusef("module %s cannot be linked: %s: build it for WASI preview 1 (wasm32-wasip1)", path, engineText(err.Error()))
+		return nil, unlinkable(src.path, err)
 	}
 	return c, nil
 }
 
-func (m *modules) compile(c *compiled, path string, log *slog.Logger) error {
+func unlinkable(path string, err error) error {
+	return refusef("module %s cannot be linked: %s: build it for WASI preview 1 (wasm32-wasip1)", path, engineText(err.Error()))
+}
+
+func (m *modules) cachedOrCompiled(src source) (*wasmtime.Module, needs, error) {
+	log := m.engine.cfg.Logger.With(slog.String("digest", string(src.digest)))
+	module, n, err := m.artifacts.load(m.engine.wasm, src.digest)
+	if err == nil {
+		return module, n, nil
+	}
 	m.compiling <- struct{}{}
 	defer func() { <-m.compiling }()
-	binary, err := readModule(path, m.engine.cfg.MaxModuleBytes)
+	unlock, err := m.artifacts.lock(context.Background(), src.digest) // a compilation is not interrupted either
 	if err != nil {
-		return err
+		return nil, needs{}, err
 	}
-	if got := protocol.DigestOf(binary); got != c.digest {
-		return damaged{refusal(fmt.Sprintf("module %s has the digest %s, not %s: push the capsule again", path, got, c.digest))}
+	defer unlock()
+	module, n, err = m.artifacts.load(m.engine.wasm, src.digest)
+	if err == nil { // another process made it meanwhile
+		return module, n, nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		log.Warn("compiled module not usable, compiling again", slog.Any("error", err))
+	}
+	begin := time.Now()
+	binary, n, err := readModule(src.path, src.digest, m.engine.cfg.MaxModuleBytes)
+	if err != nil {
+		return nil, needs{}, err
+	}
+	if module, err = compile(m.engine.wasm, src.path, binary); err != nil {
+		return nil, needs{}, err
+	}
+	log.Debug("module compiled", slog.Int64("duration_ms", time.Since(begin).Milliseconds()), slog.Int("bytes", len(binary)))
+	content, err := module.Serialize()
+	if err == nil {
+		err = m.artifacts.store(content, src.digest, n)
+	}
+	if err != nil {
+		log.Warn("compiled module not cached", slog.Any("error", err))
+	}
+	return module, n, nil
+}
+
+// readModule reads a module, checks that it can run, and gives what is to be
+// compiled of it, and what it needs.
+func readModule(path string, digest protocol.Digest, limit int64) ([]byte, needs, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, needs{}, fmt.Errorf("read module: %w", err)
+	}
+	defer f.Close()
+	return readModuleFrom(f, path, digest, limit)
+}
+
+func readModuleFrom(f io.Reader, path string, digest protocol.Digest, limit int64) ([]byte, needs, error) {
+	var n needs
+	binary, err := readAll(f, path, limit)
+	if err != nil {
+		return nil, n, err
+	}
+	if got := protocol.DigestOf(binary); got != digest {
+		return nil, n, damaged{refusal(fmt.Sprintf("module %s has the digest %s, not %s: push the capsule again", path, got, digest))}
 	}
 	outline, err := check(path, binary)
 	if err != nil {
-		return err
+		return nil, n, err
 	}
 	for _, memory := range outline.Memories {
-		c.needs.MemoryBytes = max(c.needs.MemoryBytes, min(memory.Min, 1<<32)*wasm.PageBytes)
+		n.MemoryBytes = max(n.MemoryBytes, min(memory.Min, 1<<32)*wasm.PageBytes)
 	}
 	for _, table := range outline.Tables {
-		c.needs.TableElements = max(c.needs.TableElements, table.Min)
+		n.TableElements = max(n.TableElements, table.Min)
 	}
 	if rewritten, ok := outline.Instrument(); ok {
 		binary = rewritten
 	}
-	begin := time.Now()
-	if c.module, err = wasmtime.NewModule(m.engine.wasm, binary); err != nil {
-		return refusef("module %s cannot be compiled: %s: build it for WASI preview 1 without threads, exceptions,"+
-			" tail calls, GC and 64-bit memory", path, engineText(err.Error()))
-	}
-	log.Debug("module compiled", slog.Int64("duration_ms", time.Since(begin).Milliseconds()), slog.Int("bytes", len(binary)))
-	if err := m.artifacts.store(c.module, c.digest, c.needs); err != nil {
-		log.Warn("compiled module not cached", slog.Any("error", err))
-	}
-	return nil
+	return binary, n, nil
 }
 
-// readModule reads a whole file, which is one of a capsule and so not trusted
-// to be small.
-func readModule(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
+// compile turns a module into native code.
+func compile(engine *wasmtime.Engine, path string, binary []byte) (*wasmtime.Module, error) {
+	module, err := wasmtime.NewModule(engine, binary)
 	if err != nil {
-		return nil, fmt.Errorf("read module: %w", err)
+		return nil, refusef("module %s cannot be compiled: %s: build it for WASI preview 1 without threads, exceptions,"+
+			" tail calls, GC and 64-bit memory", path, engineText(err.Error()))
 	}
-	defer f.Close()
+	return module, nil
+}
+
+// readAll reads a whole file, which is one of a capsule and so not trusted to be
+// small.
+func readAll(f io.Reader, path string, limit int64) ([]byte, error) {
 	binary, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
 		return nil, fmt.Errorf("read module %s: %w", path, err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"starling/protocol"
@@ -30,7 +31,26 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 	if err := spec.validate(); err != nil {
 		return refused(refusal(err.Error()))
 	}
-	module, err := e.modules.acquire(ctx, spec.Module, spec.Digest)
+	return e.run(ctx, source{path: spec.Module, digest: spec.Digest}, func(module *compiled) Ending {
+		if end, over := module.needs.over(spec.Limits); over {
+			return end
+		}
+		files, err := grantFiles(&spec)
+		if err != nil {
+			return refused(err)
+		}
+		end := newRun(ctx, e, &spec, emit).run(module, files.preopens)
+		// Nothing of the guest is left that could still reach a file.
+		if problem := files.restore(); problem != nil {
+			e.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
+		}
+		return end
+	})
+}
+
+// run does what a run of a module needs around it.
+func (e *Engine) run(ctx context.Context, src source, do func(*compiled) Ending) Ending {
+	module, err := e.modules.acquire(ctx, src)
 	if err != nil {
 		if ctx.Err() != nil || errors.Is(err, ErrClosed) {
 			return interrupted(err)
@@ -38,14 +58,18 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 		return refused(err)
 	}
 	defer e.modules.release(module)
-	if module.needs.MemoryBytes > uint64(spec.Limits.MemoryBytes) {
-		return memoryEnding(module.needs.MemoryBytes, spec.Limits.MemoryBytes)
+	return do(module)
+}
+
+// over reports that a module does not fit into the limits from the start.
+func (n needs) over(l protocol.Limits) (Ending, bool) {
+	switch {
+	case n.MemoryBytes > uint64(l.MemoryBytes):
+		return memoryEnding(n.MemoryBytes, l.MemoryBytes), true
+	case n.TableElements > uint64(l.TableElements):
+		return tableEnding(n.TableElements, l.TableElements), true
 	}
-	if module.needs.TableElements > uint64(spec.Limits.TableElements) {
-		return tableEnding(module.needs.TableElements, spec.Limits.TableElements)
-	}
-	r := newRun(ctx, e, &spec, emit)
-	return r.run(module)
+	return Ending{}, false
 }
 
 func interrupted(err error) Ending {
@@ -77,6 +101,34 @@ type run struct {
 	cause   error // stopInterrupted, stopPanic
 	woken   bool  // a sleep was cut short by Spec.Canceled
 	dropped int64 // signals
+
+	haste atomic.Int32 // see watch
+}
+
+// The states of run.haste.
+const (
+	notUrgent int32 = iota
+	urgent
+	over
+)
+
+// watch has the guest asked to stop once its deadline has passed or its context
+// has ended, until the function that it returns is called.
+func (r *run) watch() (stop func()) {
+	hurry := func() {
+		if r.haste.CompareAndSwap(notUrgent, urgent) {
+			r.engine.hurry()
+		}
+	}
+	release := context.AfterFunc(r.ctx, hurry)
+	timer := time.AfterFunc(time.Until(r.deadline), hurry)
+	return func() {
+		release()
+		timer.Stop()
+		if r.haste.Swap(over) == urgent {
+			r.engine.calm()
+		}
+	}
 }
 
 // stop is why the host stopped the guest. The first reason stays.
@@ -103,17 +155,9 @@ func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event
 }
 
 // run instantiates the guest, runs it, and says how it ended.
-func (r *run) run(module *compiled) Ending {
-	files, err := grantFiles(r.spec)
-	if err != nil {
-		return refused(err)
-	}
-	said, err := r.execute(module, files.preopens)
+func (r *run) run(module *compiled, preopens []wasmtimex.Preopen) Ending {
+	said, err := r.execute(module, preopens)
 	late := !time.Now().Before(r.deadline)
-	// Nothing of the guest is left that could still reach a file.
-	if problem := files.restore(); problem != nil {
-		r.engine.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
-	}
 	if r.stop != stopPanic {
 		r.guarded(func() bool { return r.output.flush() || r.halt(stopCalls, nil) })
 	}
@@ -147,6 +191,7 @@ func (r *run) execute(module *compiled, preopens []wasmtimex.Preopen) (outcome, 
 	}
 	defer guest.Close()
 	r.guest = guest
+	defer r.watch()() // from here on: a store knows the epoch that it was made in
 	result, err := guest.Instantiate(module.pre, wasmtimex.WASI{
 		Args: r.spec.Args, Env: r.spec.Env, Stdin: r.spec.Stdin, Preopens: preopens,
 	})

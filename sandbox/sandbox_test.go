@@ -16,7 +16,36 @@ import (
 	"starling/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain makes the test binary its own sandbox process.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
+		os.Exit(sandbox.ProcessMain())
+	}
+	if len(os.Args) == 5 && os.Args[1] == "supervise" {
+		os.Exit(supervise(os.Args[2], os.Args[3], os.Args[4]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// newSupervisor is a supervisor that is closed with the test. Guests' work
+// directories are below its WorkRoot.
+func newSupervisor(tb testing.TB, change ...func(*sandbox.ProcessConfig)) *sandbox.Supervisor {
+	tb.Helper()
+	cfg := sandbox.ProcessConfig{Config: sandbox.Config{CacheDir: testenv.CompiledCache(tb)}, WorkRoot: tb.TempDir()}
+	for _, c := range change {
+		c(&cfg)
+	}
+	s, err := sandbox.NewSupervisor(cfg)
+	if err != nil {
+		tb.Fatalf("NewSupervisor: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			tb.Errorf("Close: %v", err)
+		}
+	})
+	return s
+}
 
 // newEngine is an engine that is closed with the test.
 func newEngine(tb testing.TB) *sandbox.Engine {

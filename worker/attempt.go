@@ -119,7 +119,7 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 	if trace := traceparentOf(running); trace != "" {
 		env[protocol.TraceparentEnv] = trace
 	}
-	end := a.w.engine.Run(running, sandbox.Spec{
+	end := a.w.guests.Run(running, sandbox.Spec{
 		Module: capsule.path, Digest: capsule.Digest, Args: []string{a.manifest.Name}, Env: env,
 		WorkDir: a.dir.path, Filesystem: a.manifest.Capabilities.Filesystem,
 		Limits: a.manifest.Capabilities.Limits, Output: a.manifest.Output,
@@ -166,7 +166,7 @@ func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]s
 // compile gets the module ready. A damaged copy on this host is no fault of the
 // capsule's: it is fetched again.
 func (a *attempt) compile(ctx context.Context, c capsule) error {
-	err := a.w.engine.Prepare(ctx, c.path, c.Digest)
+	err := a.w.guests.Prepare(ctx, c.path, c.Digest)
 	if !errors.Is(err, sandbox.ErrDamaged) {
 		return err
 	}
@@ -174,7 +174,7 @@ func (a *attempt) compile(ctx context.Context, c capsule) error {
 	if err := a.w.capsules.get(ctx, c); err != nil {
 		return err
 	}
-	if err = a.w.engine.Prepare(ctx, c.path, c.Digest); errors.Is(err, sandbox.ErrDamaged) {
+	if err = a.w.guests.Prepare(ctx, c.path, c.Digest); errors.Is(err, sandbox.ErrDamaged) {
 		return fmt.Errorf("capsule cache: it damages what is put into it: %v", err) // this host's fault
 	}
 	return err

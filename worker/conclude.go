@@ -16,6 +16,7 @@ import (
 type conclusion struct {
 	handBack  bool // the task goes back to the queue: nothing below counts
 	hostFault bool // the same, because this host could not run it
+	charged   bool // with handBack: it costs the attempt
 
 	status   protocol.Status
 	reporter protocol.Reporter
@@ -56,7 +57,11 @@ func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending) co
 		a.write(ctx, a.exited(end))
 	case end.Kind == sandbox.LimitHit:
 		a.write(ctx, a.segments.Killed(end.Message))
-	case end.Kind == sandbox.Trapped:
+	case end.Kind == sandbox.ProcessDied && !a.toBlame(end) && !a.cancel.accepted():
+		// Another guest brought its process down, or may have.
+		a.log.Warn("the guest's process died: the task is handed back", "how", end.Trap)
+		return conclusion{handBack: true, charged: end.Blame == sandbox.BlameUnclear}
+	case end.Kind == sandbox.Trapped || end.Kind == sandbox.ProcessDied:
 		a.write(ctx, a.segments.Killed(end.Message))
 		if !a.cancel.accepted() {
 			return crashed(end.Message, end.Trap, end.StderrTail)
@@ -72,6 +77,13 @@ func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending) co
 		return conclusion{handBack: true}
 	}
 	return a.sessionEnded()
+}
+
+// toBlame reports whether a process's death is this guest's to answer for: it was
+// its fault, or it may have been and there is no attempt left.
+func (a *attempt) toBlame(end sandbox.Ending) bool {
+	return end.Blame == sandbox.BlameGuest ||
+		end.Blame == sandbox.BlameUnclear && !a.claim.Record.AttemptsLeft(a.job.MaxAttempts)
 }
 
 // exited ends the turn of a guest that exited by itself.

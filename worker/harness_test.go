@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
 	"os"
@@ -21,7 +22,16 @@ import (
 	"starling/worker"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+// inProcess runs the guests of all tests in this process.
+var inProcess = flag.Bool("inprocess", false, "run guests in the test's process instead of sandbox processes")
+
+// TestMain makes the test binary its own sandbox process.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
+		os.Exit(sandbox.ProcessMain())
+	}
+	testenv.Main(m)
+}
 
 const (
 	// ackWait is short, so that lost workers are noticed soon, and long enough for
@@ -87,6 +97,10 @@ type member struct {
 	cfg  worker.Config
 	done chan struct{} // closed when Run has returned
 	err  error         // of Run, after done
+
+	sandbox   worker.Sandbox
+	processes *sandbox.Supervisor // nil with -inprocess
+	density   int                 // guests in a process
 }
 
 // hire starts a worker and returns once it takes jobs.
@@ -102,11 +116,15 @@ func (f *fleet) hireAt(t *testing.T, url string, change func(*worker.Config)) *m
 	return m
 }
 
-// newMember makes a worker that does not run yet.
-func (f *fleet) newMember(t *testing.T, url string, change func(*worker.Config)) *member {
+// newMember makes a worker that does not run yet. density is how many guests
+// share a sandbox process.
+func (f *fleet) newMember(t *testing.T, url string, change func(*worker.Config), density ...int) *member {
 	t.Helper()
 	dir := t.TempDir()
 	m := &member{log: newLogs(t), done: make(chan struct{})}
+	if len(density) > 0 {
+		m.density = density[0]
+	}
 	m.cfg = worker.Config{
 		WorkerID: protocol.NewWorkerID(), WorkRoot: filepath.Join(dir, "work"), CacheDir: filepath.Join(dir, "cache"),
 		PullExpires: 200 * time.Millisecond, CancelGrace: 300 * time.Millisecond, DrainTimeout: soon,
@@ -115,25 +133,43 @@ func (f *fleet) newMember(t *testing.T, url string, change func(*worker.Config))
 		change(&m.cfg)
 	}
 	log := slog.New(m.log)
-	engine, err := sandbox.New(sandbox.Config{CacheDir: testenv.CompiledCache(t), Logger: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := engine.Close(); err != nil {
-			t.Errorf("close the engine: %v", err)
-		}
-	})
+	m.guests(t, log)
 	bridge, err := completion.NewBridge(completion.Config{Backoff: 20 * time.Millisecond, Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(bridge.Close)
 	bus := f.connect(t, url)
-	if m.Worker, err = worker.New(m.cfg, bus, engine, bridge, log); err != nil {
+	if m.Worker, err = worker.New(m.cfg, bus, m.sandbox, bridge, log); err != nil {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// guests makes the worker's sandbox.
+func (m *member) guests(t *testing.T, log *slog.Logger) {
+	t.Helper()
+	cfg := sandbox.Config{CacheDir: testenv.CompiledCache(t), Logger: log}
+	var closer io.Closer
+	if *inProcess {
+		engine, err := sandbox.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.sandbox, closer = engine, engine
+	} else {
+		var err error
+		m.processes, err = sandbox.NewSupervisor(sandbox.ProcessConfig{Config: cfg, WorkRoot: m.cfg.WorkRoot, Density: m.density})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.sandbox, closer = m.processes, m.processes
+	}
+	t.Cleanup(func() {
+		if err := closer.Close(); err != nil {
+			t.Errorf("close the sandbox: %v", err)
+		}
+	})
 }
 
 func (m *member) start(t *testing.T) {

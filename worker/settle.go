@@ -73,7 +73,7 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 		return
 	}
 	if c.handBack || c.hostFault {
-		g.handBack(ctx, claim.Entry)
+		g.handBackFor(ctx, claim.Entry, c.charged)
 		return
 	}
 	// The slot is free when the guest is gone; reporting goes on outside it,
@@ -294,8 +294,16 @@ func (g *delegation) pause(ctx context.Context, rec protocol.Record) bool {
 // record keeps the attempt's session: by it a worker tells its own hand-back
 // from that of another who has the task by now.
 func (g *delegation) handBack(ctx context.Context, entry broker.Entry) {
+	g.handBackFor(ctx, entry, false)
+}
+
+// handBackFor is handBack for a task that may be charged for its attempt.
+func (g *delegation) handBackFor(ctx context.Context, entry broker.Entry, charged bool) {
 	rec := entry.Record
-	rec.Status, rec.Returned = protocol.StatusSubmitted, rec.Returned+1
+	rec.Status = protocol.StatusSubmitted
+	if !charged {
+		rec.Returned++
+	}
 	err := g.w.persist(ctx, func() error {
 		_, err := g.w.bus.WriteRecord(ctx, rec, entry.Revision)
 		return err

@@ -23,7 +23,7 @@ import (
 type Worker struct {
 	cfg    Config
 	bus    *broker.Bus
-	engine *sandbox.Engine
+	guests Sandbox
 	bridge *completion.Bridge
 	log    *slog.Logger
 
@@ -48,14 +48,25 @@ type Worker struct {
 	left                chan struct{} // closed by work when nothing more is taken
 }
 
+// Sandbox runs guests: a [sandbox.Supervisor] in processes of their own, or a
+// [sandbox.Engine] in this one.
+type Sandbox interface {
+	// Prepare makes a module ready for Run, which may take long. When ctx ends it
+	// returns the cause.
+	Prepare(ctx context.Context, module string, digest protocol.Digest) error
+	// Run runs one guest and blocks until it is gone. emit is called on the calling
+	// goroutine; while it blocks the guest waits.
+	Run(ctx context.Context, spec sandbox.Spec, emit func(protocol.Event)) sandbox.Ending
+}
+
 // New makes a worker on parts that the caller owns and closes after Run. It
 // starts nothing.
-func New(cfg Config, bus *broker.Bus, engine *sandbox.Engine, bridge *completion.Bridge, log *slog.Logger) (*Worker, error) {
+func New(cfg Config, bus *broker.Bus, guests Sandbox, bridge *completion.Bridge, log *slog.Logger) (*Worker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
 	w := &Worker{
-		cfg: cfg, bus: bus, engine: engine, bridge: bridge, log: log.With("worker_id", cfg.WorkerID),
+		cfg: cfg, bus: bus, guests: guests, bridge: bridge, log: log.With("worker_id", cfg.WorkerID),
 		tracer:  cfg.Tracer.Tracer("starling/worker"),
 		reports: make(chan struct{}, cfg.Reports), startedAt: time.Now(), runID: protocol.NewRunID(),
 		drainAsked: make(chan struct{}), stopAsked: make(chan struct{}), left: make(chan struct{}),

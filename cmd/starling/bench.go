@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"starling/broker"
 	"starling/cmd/starling/internal/floor"
@@ -39,8 +40,10 @@ func (a *app) benchCommand() *cobra.Command {
 		Long: `Measure, on a server of its own in a process of its own, how many no-op jobs a
 worker does and how long one takes from dispatch to its terminal frame; beside
 it, in the same run, a floor: the same bus operations, the same files and a bare
-instantiation by hand, without the product. Machines are noisy: the ratio is
-what counts. The rounds alternate and the medians are printed.`,
+instantiation by hand, without the product. The product is measured twice: with
+guests in sandbox processes, as workers run them, and with guests in its own
+process. The floor instantiates in its own process too. Machines are noisy: the
+ratios are what counts. The rounds alternate and the medians are printed.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.bench(cmd.Context(), f) },
 	}
@@ -67,7 +70,18 @@ type sample struct {
 type side struct {
 	dispatch func(context.Context) (subject string, err error)
 	observer *floor.Observer
+	// children are the ids of the processes whose processor time is the side's too.
+	children func() []int
 }
+
+// The sides of a bench.
+const (
+	sideFloor     = "floor"
+	sideProcess   = sandboxProcess
+	sideInProcess = sandboxInProcess
+)
+
+var sideNames = []string{sideFloor, sideProcess, sideInProcess}
 
 func (a *app) bench(ctx context.Context, f *benchFlags) (err error) {
 	if f.Jobs < 1 || f.Slots < 1 || f.InFlight < 1 || f.Rounds < 1 {
@@ -94,46 +108,61 @@ func (a *app) bench(ctx context.Context, f *benchFlags) (err error) {
 		all.add(closeDoor)
 		door = url
 	}
-	hand, err := startFloorSide(ctx, &all, f, server.url, filepath.Join(dir, "floor"), door)
-	if err != nil {
-		return err
-	}
-	product, err := a.startProductSide(ctx, &all, f, server.url, filepath.Join(dir, "product"), door)
+	sides, err := a.startSides(ctx, &all, f, server.url, dir, door)
 	if err != nil {
 		return err
 	}
 	samples := map[string][]sample{}
 	for round := range f.Rounds {
-		order := []string{"floor", "starling"}
-		if round%2 == 1 {
-			slices.Reverse(order)
-		}
-		for _, name := range order {
-			s, err := measure(ctx, map[string]side{"floor": hand, "starling": product}[name], f, server)
+		for i := range sideNames {
+			name := sideNames[(round+i)%len(sideNames)]
+			s, err := measure(ctx, sides[name], f, server)
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 			samples[name] = append(samples[name], s)
-			fmt.Fprintf(a.err, "round %d %-8s %7.0f jobs/s  p50 %.2f ms\n", round+1, name, s.JobsPerSecond, s.P50MS)
+			fmt.Fprintf(a.err, "round %d %-9s %7.0f jobs/s  p50 %.2f ms\n", round+1, name, s.JobsPerSecond, s.P50MS)
 		}
 	}
 	return a.printBench(f, samples)
 }
 
-// printBench prints the medians and their ratio.
+// startSides starts the floor, and the product in two namespaces of one server.
+func (a *app) startSides(ctx context.Context, all *closers, f *benchFlags, url, dir, door string) (map[string]side, error) {
+	sides := map[string]side{}
+	var err error
+	if sides[sideFloor], err = startFloorSide(ctx, all, f, url, filepath.Join(dir, sideFloor), door); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{sideProcess, sideInProcess} {
+		if sides[name], err = a.startProductSide(ctx, all, f, url, filepath.Join(dir, name), door, name); err != nil {
+			return nil, err
+		}
+	}
+	return sides, nil
+}
+
+// printBench prints the medians and their ratios to the floor's.
 func (a *app) printBench(f *benchFlags, samples map[string][]sample) error {
-	floorMedian, median := medians(samples["floor"]), medians(samples["starling"])
+	median := map[string]sample{}
+	for _, name := range sideNames {
+		median[name] = medians(samples[name])
+	}
 	if f.json {
-		return a.printJSON(map[string]any{
-			"settings": f, "door": f.door, "floor": floorMedian, "starling": median,
-			"throughput_ratio": median.JobsPerSecond / floorMedian.JobsPerSecond,
-			"latency_ratio":    median.P50MS / floorMedian.P50MS,
-		})
+		out := map[string]any{"settings": f, "door": f.door, sideFloor: median[sideFloor]}
+		for _, name := range []string{sideProcess, sideInProcess} {
+			out[name] = median[name]
+			out[name+"_throughput_ratio"] = median[name].JobsPerSecond / median[sideFloor].JobsPerSecond
+			out[name+"_latency_ratio"] = median[name].P50MS / median[sideFloor].P50MS
+		}
+		return a.printJSON(out)
 	}
 	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "\tfloor\tstarling\tratio\t")
+	fmt.Fprintln(table, "\tfloor\tprocess\tratio\tinprocess\tratio\t")
 	row := func(name, format string, of func(sample) float64) {
-		fmt.Fprintf(table, "%s\t"+format+"\t"+format+"\t%.2f\t\n", name, of(floorMedian), of(median), of(median)/of(floorMedian))
+		least, process, inProcess := of(median[sideFloor]), of(median[sideProcess]), of(median[sideInProcess])
+		fmt.Fprintf(table, "%s\t"+format+"\t"+format+"\t%.2f\t"+format+"\t%.2f\t\n",
+			name, least, process, process/least, inProcess, inProcess/least)
 	}
 	row("jobs/s", "%.0f", func(s sample) float64 { return s.JobsPerSecond })
 	row("p50 ms, one at a time", "%.2f", func(s sample) float64 { return s.P50MS })
@@ -175,13 +204,14 @@ func startFloorSide(ctx context.Context, all *closers, f *benchFlags, url, dir, 
 		return side{}, err
 	}
 	all.add(func() error { observer.Close(); return nil })
-	return side{hand.Dispatch, observer}, nil
+	return side{dispatch: hand.Dispatch, observer: observer}, nil
 }
 
-func (a *app) startProductSide(ctx context.Context, all *closers, f *benchFlags, url, dir, door string) (side, error) {
+// startProductSide starts a worker whose guests run where it says.
+func (a *app) startProductSide(ctx context.Context, all *closers, f *benchFlags, url, dir, door, where string) (side, error) {
 	log := a.quietLogger()
 	connect := func(frames bool) (*broker.Bus, error) {
-		bus, err := broker.Connect(ctx, broker.Config{URL: url, SeparateFrames: frames, Logger: log})
+		bus, err := broker.Connect(ctx, broker.Config{URL: url, Namespace: protocol.Namespace("bench-" + where), SeparateFrames: frames, Logger: log})
 		if err == nil {
 			all.add(bus.Close)
 		}
@@ -198,8 +228,13 @@ func (a *app) startProductSide(ctx context.Context, all *closers, f *benchFlags,
 	if err != nil {
 		return side{}, err
 	}
-	if err := startBenchWorker(ctx, all, f, own, dir, log); err != nil {
+	staff, err := startBenchWorker(ctx, all, f, own, dir, where, log)
+	if err != nil {
 		return side{}, err
+	}
+	children := func() []int { return nil }
+	if processes, ok := staff.guests.(interface{ PIDs() []int }); ok {
+		children = processes.PIDs
 	}
 	entry, err := bus.PushCapsule(ctx, protocol.DefaultManifest("noop", "1.0.0"), floor.Noop)
 	if err != nil {
@@ -210,31 +245,36 @@ func (a *app) startProductSide(ctx context.Context, all *closers, f *benchFlags,
 		return side{}, err
 	}
 	all.add(func() error { observer.Close(); return nil })
-	return side{func(ctx context.Context) (string, error) {
+	return side{children: children, observer: observer, dispatch: func(ctx context.Context) (string, error) {
 		job := newJob(entry, "nothing", nil, nil)
 		if door != "" {
 			job.Spawner.URL, job.Spawner.Trust = door, protocol.Trusted
 		}
 		_, err := bus.Dispatch(ctx, job, broker.DispatchOptions{})
 		return bus.Namespace().TaskSubject(job.TaskID), err
-	}, observer}, nil
+	}}, nil
 }
 
 // startBenchWorker returns once the worker takes jobs.
-func startBenchWorker(ctx context.Context, all *closers, f *benchFlags, bus *broker.Bus, dir string, log *slog.Logger) error {
+func startBenchWorker(ctx context.Context, all *closers, f *benchFlags, bus *broker.Bus, dir, where string, log *slog.Logger) (*staff, error) {
 	settings := workerSettings{Slots: f.Slots, WorkRoot: filepath.Join(dir, "work"), CacheDir: filepath.Join(dir, "cache")}
 	cfg, err := settings.config(protocol.DefaultPool)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cfg.PullExpires = time.Second // its drain is waited for
+	var places sandboxSettings
+	if err := bind(pflag.NewFlagSet("", pflag.ContinueOnError), &places); err != nil {
+		return nil, err
+	}
+	places.Sandbox = where
 	told, err := completionSettings{}.config(log)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	staff, err := newStaff(cfg, told, bus, nil, log)
+	staff, err := newStaff(cfg, places, told, bus, nil, log)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	all.add(staff.closers.close)
 	done, ready := make(chan error, 1), make(chan struct{})
@@ -242,9 +282,9 @@ func startBenchWorker(ctx context.Context, all *closers, f *benchFlags, bus *bro
 	select {
 	case <-ready:
 		all.add(func() error { staff.worker.Drain(); return <-done })
-		return nil
+		return staff, nil
 	case err := <-done:
-		return err
+		return nil, err
 	}
 }
 
@@ -258,11 +298,11 @@ func measure(ctx context.Context, s side, f *benchFlags, server *benchServer) (s
 	if err != nil {
 		return sample{}, err
 	}
-	ownBefore, began := processCPU(), time.Now()
+	ownBefore, began := s.cpu(), time.Now()
 	if _, err := loop(ctx, s, f.Jobs, f.InFlight); err != nil {
 		return sample{}, err
 	}
-	took, own := time.Since(began), processCPU()-ownBefore
+	took, own := time.Since(began), s.cpu()-ownBefore
 	serverAfter, err := server.cpu()
 	if err != nil {
 		return sample{}, err

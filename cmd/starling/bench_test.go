@@ -24,23 +24,19 @@ func benchSides(b *testing.B, f *benchFlags) map[string]side {
 		b.Fatal(err)
 	}
 	all.add(server.close)
-	hand, err := startFloorSide(ctx, &all, f, server.url, filepath.Join(dir, "floor"), "")
-	if err != nil {
-		b.Fatal(err)
-	}
 	a := &app{streams: streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}, log: logSettings{LogLevel: "warn", LogFormat: "text"}}
-	product, err := a.startProductSide(ctx, &all, f, server.url, filepath.Join(dir, "product"), "")
+	sides, err := a.startSides(ctx, &all, f, server.url, dir, "")
 	if err != nil {
 		b.Fatal(err)
 	}
-	return map[string]side{"floor": hand, "starling": product}
+	return sides
 }
 
 // BenchmarkJobs is a closed loop of no-op jobs, 64 in flight at 32 slots, beside
 // the floor: compare the two.
 func BenchmarkJobs(b *testing.B) {
 	sides := benchSides(b, &benchFlags{Slots: 32})
-	for _, name := range []string{"floor", "starling"} {
+	for _, name := range sideNames {
 		b.Run(name, func(b *testing.B) {
 			if _, err := loop(b.Context(), sides[name], b.N, 64); err != nil {
 				b.Fatal(err)
@@ -53,7 +49,7 @@ func BenchmarkJobs(b *testing.B) {
 // BenchmarkLatency is one job at a time, from dispatch to its terminal frame.
 func BenchmarkLatency(b *testing.B) {
 	sides := benchSides(b, &benchFlags{Slots: 32})
-	for _, name := range []string{"floor", "starling"} {
+	for _, name := range sideNames {
 		b.Run(name, func(b *testing.B) {
 			if _, err := loop(b.Context(), sides[name], b.N, 1); err != nil {
 				b.Fatal(err)

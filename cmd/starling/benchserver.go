@@ -97,3 +97,33 @@ func processCPU() time.Duration {
 	}
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
+
+// cpu is the processor time of this process and of the side's children.
+func (s side) cpu() time.Duration {
+	total := processCPU()
+	if s.children == nil {
+		return total
+	}
+	for _, pid := range s.children() {
+		total += childCPU(pid)
+	}
+	return total
+}
+
+// childCPU is the processor time of a process that lives, as Linux tells it; 0
+// elsewhere.
+func childCPU(pid int) time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // behind the name
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0
+	}
+	const tick = time.Second / 100
+	user, _ := strconv.ParseInt(fields[11], 10, 64)
+	system, _ := strconv.ParseInt(fields[12], 10, 64)
+	return time.Duration(user+system) * tick
+}

@@ -19,6 +19,7 @@ type devFlags struct {
 
 	pool       poolSettings
 	worker     workerSettings
+	sandbox    sandboxSettings
 	completion completionSettings
 	monitor    monitorSettings
 }
@@ -38,7 +39,7 @@ func (a *app) devCommand() *cobra.Command {
 	cmd.Flags().StringVar(&f.store, "store", "", "directory of the server's data; empty: starling/dev in the user's cache directory")
 	cmd.Flags().IntVar(&f.port, "port", 4222, "port of the server on 127.0.0.1; -1: any free")
 	cmd.Flags().StringVar(&f.door, "door-listen", "127.0.0.1:7777", "address of the door")
-	return bindAll(cmd, &f.pool, &f.worker, &f.completion, &f.monitor)
+	return bindAll(cmd, &f.pool, &f.worker, &f.sandbox, &f.completion, &f.monitor)
 }
 
 func (a *app) dev(ctx context.Context, f *devFlags) (err error) {
@@ -53,6 +54,10 @@ func (a *app) dev(ctx context.Context, f *devFlags) (err error) {
 	cfg := fleetConfig{
 		server: broker.ServerConfig{StoreDir: f.store, Host: "127.0.0.1", Port: f.port},
 		bus:    broker.Config{Name: "starling dev", Logger: log}, init: defaultPools(f.pool.Pool), monitor: f.monitor,
+		sandbox: f.sandbox,
+	}
+	if err = f.sandbox.validate(); err != nil {
+		return err
 	}
 	if cfg.worker, err = f.worker.config(f.pool.Pool); err != nil {
 		return err

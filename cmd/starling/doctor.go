@@ -113,6 +113,7 @@ func (a *app) examine(ctx context.Context, buses busSettings) (*examination, err
 	x.bus = bus
 	name, url, version := bus.Server()
 	x.say("server", fine, "", "%s at %s runs NATS %s", name, url, version)
+	x.confinement()
 	if !x.account(ctx) {
 		return x, nil
 	}

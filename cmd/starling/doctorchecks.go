@@ -8,6 +8,7 @@ import (
 
 	"starling/broker"
 	"starling/protocol"
+	"starling/sandbox"
 )
 
 const (
@@ -26,6 +27,17 @@ const (
 	// maxNamed bounds how many of a kind are named.
 	maxNamed = 5
 )
+
+// confinement looks at the kernel of the host that the doctor runs on.
+func (x *examination) confinement() {
+	missing := sandbox.MissingConfinement()
+	for _, what := range missing {
+		x.say("sandbox", warning, "", "a worker on this host would confine its sandbox processes less: %s", what)
+	}
+	if len(missing) == 0 {
+		x.say("sandbox", fine, "", "the kernel of this host has no_new_privs, seccomp and Landlock for sandbox processes")
+	}
+}
 
 // account reports whether there is a JetStream to look at.
 func (x *examination) account(ctx context.Context) bool {

@@ -8,7 +8,6 @@ import (
 
 	"starling/broker"
 	"starling/completion"
-	"starling/sandbox"
 	"starling/worker"
 )
 
@@ -34,25 +33,28 @@ func (s busSettings) connect(ctx context.Context, name string, log *slog.Logger)
 // staff is a worker and what it stands on.
 type staff struct {
 	worker  *worker.Worker
+	guests  guests
 	watched *monitor
 	closers closers
 }
 
 // newStaff wires a worker to a bus and a monitor. close it after the worker's Run.
-func newStaff(cfg worker.Config, told completion.Config, bus *broker.Bus, watched *monitor, log *slog.Logger) (*staff, error) {
+func newStaff(
+	cfg worker.Config, where sandboxSettings, told completion.Config, bus *broker.Bus, watched *monitor, log *slog.Logger,
+) (*staff, error) {
 	s := &staff{watched: watched}
 	cfg.Metrics = watched.registerer()
-	engine, err := sandbox.New(sandbox.Config{CacheDir: cfg.CacheDir, Logger: log})
-	if err != nil {
+	var err error
+	if s.guests, err = where.open(cfg, log); err != nil {
 		return nil, err
 	}
-	s.closers.add(engine.Close)
+	s.closers.add(s.guests.Close)
 	bridge, err := completion.NewBridge(told)
 	if err != nil {
 		return nil, errors.Join(err, s.closers.close())
 	}
 	s.closers.add(func() error { bridge.Close(); return nil })
-	if s.worker, err = worker.New(cfg, bus, engine, bridge, log); err != nil {
+	if s.worker, err = worker.New(cfg, bus, s.guests, bridge, log); err != nil {
 		return nil, errors.Join(err, s.closers.close())
 	}
 	watched.serve(s.worker)
@@ -76,6 +78,7 @@ type fleetConfig struct {
 	server     broker.ServerConfig
 	bus        broker.Config
 	worker     worker.Config
+	sandbox    sandboxSettings
 	completion completion.Config
 	init       broker.InitConfig
 	monitor    monitorSettings
@@ -116,7 +119,7 @@ func startFleet(ctx context.Context, cfg fleetConfig, log *slog.Logger) (_ *flee
 		return nil, err
 	}
 	f.closers.add(own.Close)
-	if f.staff, err = newStaff(cfg.worker, cfg.completion, own, watched, log); err != nil {
+	if f.staff, err = newStaff(cfg.worker, cfg.sandbox, cfg.completion, own, watched, log); err != nil {
 		return nil, err
 	}
 	f.closers.add(f.staff.closers.close)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"starling/broker"
 	"starling/protocol"
 	"starling/testenv"
@@ -21,7 +23,8 @@ import (
 const asProgram = "GO_TEST_AS_STARLING"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
+	sandboxProcess := len(os.Args) == 2 && os.Args[1] == "sandbox" // it has no environment
+	if os.Getenv(asProgram) != "" || sandboxProcess {
 		main()
 	}
 	testenv.Main(m)
@@ -109,6 +112,9 @@ func testFleetLogging(t *testing.T, log *slog.Logger, change func(*fleetConfig))
 	cfg := fleetConfig{
 		server: broker.ServerConfig{StoreDir: filepath.Join(dir, "store"), Port: -1},
 		init:   broker.InitConfig{AckWait: 3 * time.Second},
+	}
+	if err := bind(pflag.NewFlagSet("", pflag.ContinueOnError), &cfg.sandbox); err != nil { // the defaults
+		t.Fatal(err)
 	}
 	var err error
 	if cfg.worker, err = settings.config(protocol.DefaultPool); err != nil {

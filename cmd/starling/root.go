@@ -77,7 +77,7 @@ deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 	root.AddCommand(
 		a.runCommand(), a.devCommand(), a.workerCommand(), a.initCommand(), a.capsuleCommand(),
 		a.dispatchCommand(), a.watchCommand(), a.resultCommand(), a.cancelCommand(),
-		a.psCommand(), a.workersCommand(), a.drainCommand(), a.statsCommand(), a.dlqCommand(), a.redeliverCommand(), a.doctorCommand(), a.doorCommand(), a.benchCommand(), a.versionCommand(),
+		a.psCommand(), a.workersCommand(), a.drainCommand(), a.statsCommand(), a.dlqCommand(), a.redeliverCommand(), a.doctorCommand(), a.doorCommand(), a.benchCommand(), a.sandboxCommand(), a.versionCommand(),
 	)
 	return root
 }

@@ -23,6 +23,7 @@ type runFlags struct {
 	json bool
 
 	worker     workerSettings
+	sandbox    sandboxSettings
 	completion completionSettings
 }
 
@@ -51,7 +52,7 @@ door when the task ends.`,
 	f.taskFlags.bind(cmd)
 	f.bare.bind(cmd)
 	cmd.Flags().BoolVar(&f.json, "json", false, "one JSON object a frame")
-	return bindAll(cmd, &f.worker, &f.completion)
+	return bindAll(cmd, &f.worker, &f.sandbox, &f.completion)
 }
 
 func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
@@ -103,9 +104,12 @@ func (a *app) startRun(ctx context.Context, f *runFlags, store string) (*fleet, 
 	f.worker.Slots = 1
 	cfg := fleetConfig{
 		server: broker.ServerConfig{StoreDir: store, InProcessOnly: true},
-		bus:    broker.Config{Name: "starling run", Logger: log},
+		bus:    broker.Config{Name: "starling run", Logger: log}, sandbox: f.sandbox,
 	}
-	var err error
+	err := f.sandbox.validate()
+	if err != nil {
+		return nil, err
+	}
 	if cfg.worker, err = f.worker.config(protocol.DefaultPool); err != nil {
 		return nil, err
 	}

@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -181,6 +183,9 @@ func TestUsageErrorsNameTheThingAndTheFix(t *testing.T) {
 		{"a deadline in the past", []string{"dispatch", "a@1", "--task", "x", "--deadline", "-1s"}, "--deadline is -1s"},
 		{"a trust class of nobody", []string{"dispatch", "a@1", "--task", "x", "--trust", "untrusted"}, "--trust is the class of the parent behind --door"},
 		{"a push of no capsule", []string{"capsule", "push", "../../testenv/testdata/capsules/nostart.wasm", "--url", "nats://127.0.0.1:1"}, "does not export a function _start"},
+		{"a sandbox of nobody", []string{"worker", "--sandbox", "vm"}, `STARLING_SANDBOX (--sandbox) is "vm": it is process or inprocess`},
+		{"no density", []string{"worker", "--sandbox-density", "0"}, "STARLING_SANDBOX_DENSITY (--sandbox-density) is 0"},
+		{"no time to compile", []string{"worker", "--compile-timeout", "1ms"}, "STARLING_COMPILE_TIMEOUT (--compile-timeout) is 1ms"},
 		{"a bad door list", []string{"worker", "--door-allow", "x"}, "STARLING_DOOR_ALLOW (--door-allow)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -201,4 +206,18 @@ func TestAnUnreachableBusIsExit8AndSaysWhere(t *testing.T) {
 		t.Errorf("status = %d, want %d", got.status, exitNoBus)
 	}
 	contains(t, "stderr", got.err, "127.0.0.1:1", "STARLING_URL")
+}
+
+func TestSandboxByHandSaysWhoStartsIt(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(self, "sandbox").CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != exitUsage {
+		t.Errorf("starling sandbox = %v, want status %d", err, exitUsage)
+	}
+	contains(t, "stderr", string(out), "starling sandbox is started by a worker")
 }

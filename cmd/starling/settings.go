@@ -18,6 +18,7 @@ import (
 	"starling/broker"
 	"starling/completion"
 	"starling/protocol"
+	"starling/sandbox"
 	"starling/worker"
 )
 
@@ -142,6 +143,64 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 	return cfg, nil
 }
 
+// sandboxSettings say where guests run.
+type sandboxSettings struct {
+	Sandbox            string        `default:"process" desc:"where guests run: process (children of the worker, confined) or inprocess"`
+	SandboxDensity     int           `split_words:"true" default:"1" desc:"guests that share a sandbox process; with more than 1, a guest that brings it down takes others along"`
+	CompileTimeout     time.Duration `split_words:"true" default:"1m" desc:"of the compilation of one capsule, which runs in a process of its own"`
+	CompileMemoryBytes int64         `split_words:"true" default:"3221225472" desc:"memory that one compilation may map"`
+	MaxModuleBytes     int64         `split_words:"true" default:"67108864" desc:"largest wasm file that is compiled"`
+}
+
+const (
+	sandboxProcess   = "process"
+	sandboxInProcess = "inprocess"
+)
+
+// guests is a sandbox that is closed.
+type guests interface {
+	worker.Sandbox
+	Close() error
+}
+
+// open starts what runs guests for a worker.
+func (s sandboxSettings) open(cfg worker.Config, log *slog.Logger) (guests, error) {
+	engine := sandbox.Config{CacheDir: cfg.CacheDir, MaxModuleBytes: s.MaxModuleBytes, Logger: log}
+	if s.Sandbox == sandboxInProcess {
+		return sandbox.New(engine)
+	}
+	processes := sandbox.ProcessConfig{
+		Config: engine, WorkRoot: cfg.WorkRoot, Density: s.SandboxDensity,
+		CompileTimeout: s.CompileTimeout, CompileMemoryBytes: s.CompileMemoryBytes,
+	}
+	return sandbox.NewSupervisor(processes)
+}
+
+// validate reports what makes no sense, by variable.
+func (s sandboxSettings) validate() error {
+	var problems []error
+	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if s.Sandbox != sandboxProcess && s.Sandbox != sandboxInProcess {
+		bad("STARLING_SANDBOX (--sandbox) is %q: it is process or inprocess", s.Sandbox)
+	}
+	if s.SandboxDensity < 1 || s.SandboxDensity > 64 {
+		bad("STARLING_SANDBOX_DENSITY (--sandbox-density) is %d: it is 1 to 64", s.SandboxDensity)
+	}
+	if s.CompileTimeout < time.Second {
+		bad("STARLING_COMPILE_TIMEOUT (--compile-timeout) is %s: it is at least 1s", s.CompileTimeout)
+	}
+	if s.CompileMemoryBytes < 256<<20 {
+		bad("STARLING_COMPILE_MEMORY_BYTES (--compile-memory-bytes) is %d: it is at least 268435456", s.CompileMemoryBytes)
+	}
+	if s.MaxModuleBytes < 1 {
+		bad("STARLING_MAX_MODULE_BYTES (--max-module-bytes) is %d: it is at least 1", s.MaxModuleBytes)
+	}
+	if len(problems) > 0 {
+		return &usageError{errors.Join(problems...)}
+	}
+	return nil
+}
+
 // completionSettings say how parents are told.
 type completionSettings struct {
 	CompletionTimeout time.Duration `split_words:"true" default:"30s" desc:"of one post to a parent's door"`
@@ -170,7 +229,7 @@ func (s completionSettings) config(log *slog.Logger) (completion.Config, error) 
 
 // groups are all settings, for the table of variables and to tell unknown ones.
 func groups() []any {
-	return []any{&logSettings{}, &busSettings{}, &poolSettings{}, &workerSettings{}, &completionSettings{}, &monitorSettings{}, &initSettings{}}
+	return []any{&logSettings{}, &busSettings{}, &poolSettings{}, &workerSettings{}, &sandboxSettings{}, &completionSettings{}, &monitorSettings{}, &initSettings{}}
 }
 
 // setting is one field of a group.

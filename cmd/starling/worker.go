@@ -13,6 +13,7 @@ func (a *app) workerCommand() *cobra.Command {
 	var bus busSettings
 	var pool poolSettings
 	var settings workerSettings
+	var where sandboxSettings
 	var told completionSettings
 	var watched monitorSettings
 	cmd := &cobra.Command{
@@ -24,18 +25,24 @@ back after it. A second signal hands them back at once.
 
 Variables (flags of the same words win over them):
 
-` + variableTable(&bus, &pool, &settings, &told, &watched, &logSettings{}) + `
+` + variableTable(&bus, &pool, &settings, &where, &told, &watched, &logSettings{}) + `
 OpenTelemetry's own variables (OTEL_EXPORTER_OTLP_ENDPOINT and its like) turn traces on.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.work(cmd.Context(), bus, pool, settings, told, watched)
+			return a.work(cmd.Context(), bus, pool, settings, where, told, watched)
 		},
 	}
-	return bindAll(cmd, &bus, &pool, &settings, &told, &watched)
+	return bindAll(cmd, &bus, &pool, &settings, &where, &told, &watched)
 }
 
-func (a *app) work(ctx context.Context, buses busSettings, pool poolSettings, settings workerSettings, told completionSettings, watched monitorSettings) (err error) {
+func (a *app) work(
+	ctx context.Context, buses busSettings, pool poolSettings, settings workerSettings, where sandboxSettings,
+	told completionSettings, watched monitorSettings,
+) (err error) {
 	log := a.logger()
+	if err := where.validate(); err != nil {
+		return err
+	}
 	cfg, err := settings.config(pool.Pool)
 	if err != nil {
 		return err
@@ -64,7 +71,7 @@ func (a *app) work(ctx context.Context, buses busSettings, pool poolSettings, se
 		return err
 	}
 	all.add(bus.Close)
-	staff, err := newStaff(cfg, completions, bus, monitor, log)
+	staff, err := newStaff(cfg, where, completions, bus, monitor, log)
 	if err != nil {
 		return err
 	}

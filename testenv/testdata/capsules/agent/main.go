@@ -65,6 +65,16 @@ var behaviours = map[string]func(task string, args []string){
 			_ = n
 		}
 	},
+	// again waits for ever in the first attempt and ends in any later one.
+	"again": func(string, []string) {
+		if guest.CurrentSession().Attempt > 1 {
+			return
+		}
+		guest.TextDelta("waiting")
+		for n := 0; ; n++ {
+			_ = n
+		}
+	},
 	// nap MILLISECONDS sleeps and prints "rested".
 	"nap": func(_ string, args []string) {
 		time.Sleep(time.Duration(number(args, 0, 10)) * time.Millisecond)

@@ -1,0 +1,339 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"starling/protocol"
+	"starling/sandbox/internal/confine"
+)
+
+// The descriptors of a sandbox process beside stdio. First come the sockets, two
+// for each guest at a time: one for what it is given and says, one for what stops
+// it. The very first says hello. A process that compiles has that socket, then
+// the module's file and the one for its compiled form.
+const (
+	firstSocket  = 3
+	moduleFile   = 4
+	compiledFile = 5
+)
+
+// errWorkerGone ends a guest whose worker closed its socket.
+var errWorkerGone = errors.New("the worker is gone")
+
+// ProcessMain is the whole program of a sandbox process, which a [Supervisor]
+// starts: it takes away its own rights, runs guests or compiles one module, and
+// returns the exit status once the worker's end of its socket is closed. Nothing
+// else may run in that process.
+func ProcessMain() int {
+	control, err := openSocket(firstSocket)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "starling sandbox is started by a worker, with a socket as descriptor %d: %s\n", firstSocket, err)
+		return 2
+	}
+	var h hello
+	if err := control.receiveJSON(msgHello, &h); err != nil {
+		fmt.Fprintln(os.Stderr, "no hello from the worker:", err)
+		return 2
+	}
+	answer := ready{Version: pipeVersion}
+	serve, err := h.prepare(control)
+	if err == nil {
+		answer.Confined, err = confine.Apply(h.Rules)
+	}
+	if err == nil {
+		err = serve.start()
+	}
+	if err != nil {
+		answer.Error = err.Error()
+	}
+	if told := control.sendJSON(msgReady, answer); told != nil || err != nil {
+		return 2
+	}
+	return serve.serve()
+}
+
+// service is what a process is for. start is called with the rights that it
+// keeps.
+type service interface {
+	start() error
+	serve() int
+}
+
+// prepare opens what must be open before the process is confined.
+func (h *hello) prepare(control *pipe) (service, error) {
+	if h.Version != pipeVersion {
+		return nil, fmt.Errorf("the worker speaks version %d of the sandbox protocol and this program %d: run both from one binary",
+			h.Version, pipeVersion)
+	}
+	switch {
+	case h.Run != nil:
+		c := &child{cfg: *h.Run}
+		for fd := firstSocket; fd < firstSocket+2*h.Run.Density; fd += 2 {
+			s := &childSlot{c: c, data: control}
+			var err error
+			if fd != firstSocket {
+				s.data, err = openSocket(fd)
+			}
+			if err == nil {
+				s.control, err = openPolled(fd + 1)
+			}
+			if err != nil {
+				return nil, err
+			}
+			c.slots = append(c.slots, s)
+		}
+		return c, closeInherited(firstSocket + 2*h.Run.Density)
+	case h.Compile != nil:
+		c := &compileChild{cfg: *h.Compile, control: control}
+		c.module = os.NewFile(moduleFile, h.Compile.Name)
+		c.compiled = os.NewFile(compiledFile, "compiled module")
+		return c, closeInherited(compiledFile + 1)
+	}
+	return nil, fmt.Errorf("%w: a hello for nothing", errBadMessage)
+}
+
+// openSocket is a socket whose reads block a thread: a guest runs on the
+// goroutine that waited for it, with no other to wake.
+func openSocket(fd int) (*pipe, error) {
+	f := os.NewFile(uintptr(fd), "socket")
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode()&os.ModeSocket == 0 {
+		return nil, errors.New("it is no socket")
+	}
+	return newPipe(f), nil
+}
+
+// openPolled is a socket that costs nothing while nothing comes.
+func openPolled(fd int) (*pipe, error) {
+	f := os.NewFile(uintptr(fd), "control socket")
+	defer f.Close() // FileConn has its own
+	conn, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return newPipe(conn), nil
+}
+
+// child runs guests, one at a time in each slot.
+type child struct {
+	cfg    helloRun
+	slots  []*childSlot
+	engine *Engine
+}
+
+func (c *child) start() (err error) {
+	c.engine, err = New(Config{MaxModules: c.cfg.MaxModules, Tick: c.cfg.Tick})
+	return err
+}
+
+// serve returns when the worker closed a socket: it owns this process, so it is
+// gone or wants it to be. The guests that run end with the process.
+func (c *child) serve() int {
+	gone := make(chan error, 2*len(c.slots))
+	for _, s := range c.slots {
+		go func() { gone <- s.serve() }()
+		go func() { gone <- s.listen() }()
+	}
+	if err := <-gone; !errors.Is(err, io.EOF) {
+		fmt.Fprintln(os.Stderr, "the worker's socket:", err)
+		return 1
+	}
+	return 0
+}
+
+// childSlot is a place for one guest.
+type childSlot struct {
+	c             *child
+	data, control *pipe
+
+	mu      sync.Mutex
+	current *childRun // guarded by mu; nil between runs
+	// The last run that was to be canceled and to be stopped, which may be one that
+	// has not come yet. Guarded by mu.
+	canceled, stopped int64
+}
+
+// serve runs what comes until the socket is closed.
+func (s *childSlot) serve() error {
+	for {
+		kind, body, err := s.data.receive()
+		if err != nil {
+			return err
+		}
+		if kind != msgRun {
+			return fmt.Errorf("%w: it is a %q", errBadMessage, kind)
+		}
+		spec, err := decodeSpec(body)
+		if err != nil {
+			return err
+		}
+		r := newChildRun(s.c.engine, s.data, spec)
+		s.begin(r)
+		end := r.run()
+		s.begin(nil)
+		if err := s.data.send(msgEnding, func(e *encoder) { encodeEnding(e, &end) }); err != nil {
+			return err
+		}
+	}
+}
+
+// begin makes r the guest that can be stopped; nil: none.
+func (s *childSlot) begin(r *childRun) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current = r
+	s.tell()
+}
+
+// tell tells the guest of what was asked. s.mu is held.
+func (s *childSlot) tell() {
+	r := s.current
+	if r == nil {
+		return
+	}
+	if s.canceled >= r.spec.number {
+		r.cancel()
+	}
+	if s.stopped >= r.spec.number {
+		r.stop(context.Canceled)
+	}
+}
+
+// listen hears who is to be stopped until the socket is closed.
+func (s *childSlot) listen() error {
+	for {
+		kind, body, err := s.control.receive()
+		if err != nil {
+			return err
+		}
+		d := decoder{b: body}
+		number := d.num()
+		if err := d.end(); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		switch kind {
+		case msgCancel:
+			s.canceled = max(s.canceled, number)
+		case msgStop:
+			s.stopped = max(s.stopped, number)
+		default:
+			err = fmt.Errorf("%w: it is a %q", errBadMessage, kind)
+		}
+		s.tell()
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// childRun is one guest in this process.
+type childRun struct {
+	engine *Engine
+	slot   *pipe
+	spec   *remoteSpec
+
+	ctx    context.Context // of the guest, which outlives the call that made it
+	stop   context.CancelCauseFunc
+	cancel func()
+}
+
+func newChildRun(engine *Engine, slot *pipe, spec *remoteSpec) *childRun {
+	r := &childRun{engine: engine, slot: slot, spec: spec}
+	r.ctx, r.stop = context.WithCancelCause(context.Background())
+	canceled := make(chan struct{})
+	r.cancel = sync.OnceFunc(func() { close(canceled) })
+	spec.Canceled, spec.Stderr = canceled, stderrPipe{r}
+	return r
+}
+
+func (r *childRun) run() Ending {
+	defer r.stop(nil)
+	src := source{path: r.spec.code.Path, digest: r.spec.Digest, code: &r.spec.code}
+	return r.engine.run(r.ctx, src, func(module *compiled) Ending {
+		r.must(r.slot.sendSoon(msgStarted, nil))
+		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit).run(module, r.spec.preopens)
+	})
+}
+
+// emit blocks while the worker is slow, and so holds the guest back.
+func (r *childRun) emit(event protocol.Event) {
+	r.must(r.slot.sendSoon(msgEvent, func(e *encoder) { encodeEvent(e, &event) }))
+}
+
+// must stops the guest when the worker does not hear it any more. listen sees the
+// closed socket and ends the process.
+func (r *childRun) must(err error) {
+	if err != nil {
+		r.stop(fmt.Errorf("%w: %w", errWorkerGone, err))
+	}
+}
+
+// stderrPipe hands stderr to the worker.
+type stderrPipe struct{ r *childRun }
+
+func (s stderrPipe) Write(piece []byte) (int, error) {
+	s.r.must(s.r.slot.sendSoon(msgStderr, func(e *encoder) { e.b = append(e.b, piece...) }))
+	return len(piece), nil
+}
+
+// compileChild compiles one module.
+type compileChild struct {
+	cfg              helloCompile
+	control          *pipe
+	module, compiled *os.File
+}
+
+func (c *compileChild) start() error { return nil }
+
+func (c *compileChild) serve() int {
+	var answer compileAnswer
+	var no refusal
+	var bad damaged
+	n, err := c.compile()
+	switch {
+	case err == nil:
+		answer.Needs = n
+	case errors.As(err, &bad):
+		answer.Refused, answer.Damaged = err.Error(), true
+	case errors.As(err, &no):
+		answer.Refused = err.Error()
+	default:
+		answer.Error = err.Error()
+	}
+	if err := c.control.sendJSON(msgCompiled, answer); err != nil {
+		return 1
+	}
+	return 0
+}
+
+func (c *compileChild) compile() (needs, error) {
+	binary, n, err := readModuleFrom(c.module, c.cfg.Name, c.cfg.Digest, c.cfg.MaxModuleBytes)
+	if err != nil {
+		return n, err
+	}
+	// Without a linker: an engine alone.
+	engine := newWasmEngine()
+	defer engine.Close()
+	module, err := compile(engine, c.cfg.Name, binary)
+	if err != nil {
+		return n, err
+	}
+	defer module.Close()
+	content, err := module.Serialize()
+	if err != nil {
+		return n, fmt.Errorf("serialize: %w", err)
+	}
+	_, err = c.compiled.Write(content)
+	return n, errors.Join(err, c.compiled.Close())
+}

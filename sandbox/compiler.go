@@ -1,0 +1,262 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"starling/protocol"
+	"starling/sandbox/internal/confine"
+)
+
+// Prepare is [Engine.Prepare]; the module is compiled in a child of its own that
+// has a time and a memory limit. What it is refused for is remembered for a
+// while. A compilation goes on when ctx ends.
+func (s *Supervisor) Prepare(ctx context.Context, module string, digest protocol.Digest) error {
+	_, err := s.compiled(ctx, module, digest)
+	return err
+}
+
+// compiled finds the compiled form of a module, or makes it.
+func (s *Supervisor) compiled(ctx context.Context, module string, digest protocol.Digest) (code, error) {
+	if err := digest.Validate(); err != nil {
+		return code{}, refusef("%s", err)
+	}
+	if found, err, ok := s.memory.recall(digest, time.Now()); ok {
+		return found, renamed(err, module)
+	}
+	flight := s.flights.DoChan(string(digest), func() (any, error) { return s.make(module, digest) })
+	select {
+	case r := <-flight:
+		if r.Err != nil {
+			return code{}, r.Err
+		}
+		return r.Val.(code), nil
+	case <-ctx.Done():
+		return code{}, context.Cause(ctx)
+	case <-s.ctx.Done():
+		return code{}, ErrClosed
+	}
+}
+
+// make verifies or compiles a module, once per host.
+func (s *Supervisor) make(module string, digest protocol.Digest) (code, error) {
+	if !s.enter() {
+		return code{}, ErrClosed
+	}
+	defer s.work.Done()
+	log := s.cfg.Logger.With(slog.String("digest", string(digest)))
+	if found, err := s.artifacts.verify(digest); err == nil {
+		s.memory.keep(digest, found)
+		return found, nil
+	}
+	select {
+	case s.compiling <- struct{}{}:
+	case <-s.ctx.Done():
+		return code{}, ErrClosed
+	}
+	defer func() { <-s.compiling }()
+	unlock, err := s.artifacts.lock(s.ctx, digest)
+	if err != nil {
+		return code{}, err
+	}
+	defer unlock()
+	found, err := s.artifacts.verify(digest)
+	if err != nil {
+		if !errors.Is(err, os.ErrNotExist) {
+			log.Warn("compiled module not usable, compiling again", slog.Any("error", err))
+		}
+		begin := time.Now()
+		if err = s.compile(module, digest); err == nil {
+			log.Debug("module compiled", slog.Int64("duration_ms", time.Since(begin).Milliseconds()))
+			found, err = s.artifacts.verify(digest)
+		}
+	}
+	var costly *costlyError
+	switch {
+	case err == nil:
+		s.memory.keep(digest, found)
+	case errors.As(err, &costly):
+		s.memory.refuse(digest, costly, time.Now())
+	}
+	return found, err
+}
+
+// costlyError refuses a module whose compilation ran into a limit.
+type costlyError struct{ module, why string }
+
+func (e *costlyError) Error() string {
+	return fmt.Sprintf("module %s cannot be compiled: %s", e.module, e.why)
+}
+func (e *costlyError) Is(target error) bool { return target == ErrRefused }
+
+// renamed names a remembered refusal after the module that is asked for now.
+func renamed(err error, module string) error {
+	var costly *costlyError
+	if errors.As(err, &costly) {
+		return &costlyError{module, costly.why}
+	}
+	return err
+}
+
+// compile compiles in a child, which is given the module and the place of the
+// result as open files and can open none.
+func (s *Supervisor) compile(module string, digest protocol.Digest) error {
+	in, err := os.Open(module)
+	if err != nil {
+		return fmt.Errorf("read module: %w", err)
+	}
+	defer in.Close()
+	out, err := os.CreateTemp(s.artifacts.dir, ".compile-*")
+	if err != nil {
+		return fmt.Errorf("compile: %w", err)
+	}
+	defer func() { _, _ = out.Close(), os.Remove(out.Name()) }() // what counts was copied
+	seconds := uint64(s.cfg.CompileTimeout/time.Second) * uint64(runtime.NumCPU()+1)
+	p, err := s.launch(hello{
+		Version: pipeVersion,
+		Compile: &helloCompile{Name: module, Digest: digest, MaxModuleBytes: s.cfg.MaxModuleBytes},
+		Rules: confine.Rules{
+			OpenFiles: 64, AddressSpaceBytes: uint64(s.cfg.CompileMemoryBytes), CPUSeconds: seconds, Nice: 10,
+		},
+	}, []*os.File{in, out})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.closeSlots() }() // it has nothing more to say
+	answer, err := s.awaitCompiled(p, module)
+	if err != nil {
+		return err
+	}
+	switch {
+	case answer.Damaged:
+		return damaged{refusal(answer.Refused)}
+	case answer.Refused != "":
+		return refusal(answer.Refused)
+	case answer.Error != "":
+		return fmt.Errorf("compile: %s", answer.Error)
+	}
+	content, err := os.ReadFile(out.Name())
+	if err == nil {
+		err = s.artifacts.store(content, digest, answer.Needs)
+	}
+	if err != nil {
+		return fmt.Errorf("keep the compiled module: %w", err)
+	}
+	return nil
+}
+
+// awaitCompiled waits for the child's answer within the time limit; it is gone
+// when this returns.
+func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAnswer, err error) {
+	pipe := p.slots[0].pipe
+	defer context.AfterFunc(s.ctx, func() { p.kill(nil) })()
+	_ = pipe.conn.SetDeadline(time.Now().Add(s.cfg.CompileTimeout)) // a closed socket is seen by what follows
+	err = pipe.receiveJSON(msgCompiled, &answer)
+	late := errors.Is(err, os.ErrDeadlineExceeded)
+	if err != nil && !late {
+		late = s.exhausted(p)
+	}
+	p.kill(nil)
+	<-p.dead
+	lines := strings.Join(p.stderr.lines(), "\n")
+	switch {
+	case err == nil:
+		return answer, nil
+	case s.ctx.Err() != nil:
+		return answer, ErrClosed
+	case late:
+		return answer, &costlyError{module, fmt.Sprintf("it takes longer than the compile time limit of %s (STARLING_COMPILE_TIMEOUT): make it smaller, or its functions", s.cfg.CompileTimeout)}
+	case outOfMemory(lines):
+		return answer, &costlyError{module, fmt.Sprintf("it takes more than the compile memory limit of %d bytes (STARLING_COMPILE_MEMORY_BYTES): make it smaller, or its functions", s.cfg.CompileMemoryBytes)}
+	case strings.Contains(p.how, "killed"): // by the system, when it was short of memory
+		return answer, fmt.Errorf("compile: the compiler of module %s was killed", module)
+	}
+	return answer, &costlyError{module, fmt.Sprintf("its compiler died (%s): %s", p.how, engineText(lines))}
+}
+
+// exhausted waits for a child that closed its socket and reports whether its
+// processor time was over.
+func (s *Supervisor) exhausted(p *process) bool {
+	timer := time.NewTimer(s.cfg.KillAfter)
+	defer timer.Stop()
+	select {
+	case <-p.dead:
+		return strings.Contains(p.how, "CPU time limit")
+	case <-timer.C:
+		return false
+	}
+}
+
+// outOfMemory reports what the allocators of Rust, C and Go say when the address
+// space is full.
+func outOfMemory(stderr string) bool {
+	stderr = strings.ToLower(stderr)
+	for _, sign := range []string{"memory allocation of", "out of memory", "cannot allocate memory", "cannot map", "resource temporarily unavailable"} {
+		if strings.Contains(stderr, sign) {
+			return true
+		}
+	}
+	return false
+}
+
+// remembered is what the supervisor knows of modules. It is safe for concurrent
+// use.
+type remembered struct {
+	mu      sync.Mutex
+	found   map[protocol.Digest]code
+	refused map[protocol.Digest]refusedUntil
+}
+
+type refusedUntil struct {
+	err  error
+	when time.Time
+}
+
+const (
+	// refusalTTL is how long a module that took too much is not tried again.
+	refusalTTL    = 10 * time.Minute
+	maxRemembered = 4096
+)
+
+func (m *remembered) recall(digest protocol.Digest, now time.Time) (code, error, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if found, ok := m.found[digest]; ok {
+		return found, nil, true
+	}
+	if no, ok := m.refused[digest]; ok && now.Before(no.when) {
+		return code{}, no.err, true
+	}
+	return code{}, nil, false
+}
+
+func (m *remembered) keep(digest protocol.Digest, found code) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.found == nil || len(m.found) >= maxRemembered {
+		m.found = map[protocol.Digest]code{}
+	}
+	m.found[digest] = found
+}
+
+func (m *remembered) refuse(digest protocol.Digest, err error, now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.refused == nil || len(m.refused) >= maxRemembered {
+		m.refused = map[protocol.Digest]refusedUntil{}
+	}
+	m.refused[digest] = refusedUntil{err, now.Add(refusalTTL)}
+}
+
+func (m *remembered) forget(digest protocol.Digest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.found, digest)
+}

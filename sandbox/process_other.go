@@ -1,0 +1,20 @@
+//go:build !linux
+
+package sandbox
+
+import (
+	"os"
+	"syscall"
+)
+
+func selfProgram() string {
+	self, err := os.Executable()
+	if err != nil {
+		return os.Args[0]
+	}
+	return self
+}
+
+// processAttributes: a group of its own, so that a Ctrl-C at the terminal is the
+// worker's to handle. The closed socket tells of the worker's death.
+func processAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

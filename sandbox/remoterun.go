@@ -1,0 +1,382 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"starling/protocol"
+)
+
+// maxTries bounds how often a run is begun: a process may die before its guest
+// starts, or find that its compiled module was removed.
+const maxTries = 3
+
+// Run is [Engine.Run] in a sandbox process. What ends with the process is a
+// [ProcessDied]; a guest that does not stop at its deadline or when ctx ends is
+// killed with its process, and its ending is that of the deadline or of ctx.
+func (s *Supervisor) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) Ending {
+	if !s.enter() {
+		return interrupted(ErrClosed)
+	}
+	defer s.work.Done()
+	if err := spec.validate(); err != nil {
+		return refused(refusal(err.Error()))
+	}
+	if err := s.reachable(spec.WorkDir); err != nil {
+		return refused(err)
+	}
+	var err error
+	var died *diedError
+	for range maxTries {
+		var found code
+		if found, err = s.compiled(ctx, spec.Module, spec.Digest); err != nil {
+			break
+		}
+		if end, over := found.needs.over(spec.Limits); over {
+			return end
+		}
+		var end Ending
+		if end, err = s.tryRun(ctx, &spec, found, emit); err == nil {
+			return end
+		}
+		if ctx.Err() != nil || s.ctx.Err() != nil {
+			break
+		}
+		s.memory.forget(spec.Digest) // it is verified, or compiled, anew
+	}
+	if cause := s.cause(ctx); cause != nil {
+		return interrupted(cause)
+	}
+	if errors.As(err, &died) { // again and again: it is the capsule's fault
+		return diedEnding(died.how, BlameGuest)
+	}
+	return refused(err)
+}
+
+// diedError says that a process died before it said that its guest started,
+// which a guest that ends it at once may prevent.
+type diedError struct{ how string }
+
+func (e *diedError) Error() string { return "sandbox process died before its guest started: " + e.how }
+
+// cause is why a run is to stop; nil while it may go on.
+func (s *Supervisor) cause(ctx context.Context) error {
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case s.ctx.Err() != nil:
+		return ErrClosed
+	}
+	return nil
+}
+
+// reachable reports a work directory that sandbox processes may not open.
+func (s *Supervisor) reachable(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	below, err := filepath.Rel(s.cfg.WorkRoot, dir)
+	if err != nil || !filepath.IsLocal(below) {
+		return fmt.Errorf("work directory %s is not below the work root %s, which is all that sandbox processes can reach", dir, s.cfg.WorkRoot)
+	}
+	return nil
+}
+
+// tryRun runs a guest in a process. Its error says that the guest never started.
+func (s *Supervisor) tryRun(ctx context.Context, spec *Spec, found code, emit func(protocol.Event)) (Ending, error) {
+	files, err := grantFiles(spec)
+	if err != nil {
+		return refused(err), nil
+	}
+	// Here and not in the process: it is put back even when that dies.
+	defer func() {
+		if problem := files.restore(); problem != nil {
+			s.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
+		}
+	}()
+	place, err := s.take(spec.Digest)
+	if err != nil {
+		return Ending{}, err
+	}
+	r := &remoteRun{
+		s: s, slot: place, emit: emit, spec: &remoteSpec{Spec: *spec, code: found, preopens: files.preopens},
+		stderr: tail{also: spec.Stderr},
+	}
+	defer s.give(place)
+	defer func() {
+		if !r.over { // emit panicked: nobody reads the rest
+			place.process.kill(place)
+			<-place.process.dead
+		}
+	}()
+	return r.run(ctx)
+}
+
+// remoteRun is one guest in a process, as the goroutine that called Run sees it.
+type remoteRun struct {
+	s    *Supervisor
+	slot *slot
+	spec *remoteSpec
+	emit func(protocol.Event)
+
+	begun  time.Time // of the guest; zero before it started
+	stderr tail
+	text   int64 // bytes of events
+	over   bool  // the process is free again, or gone
+
+	mu       sync.Mutex
+	killAt   time.Time // the process is killed unless it says something by then
+	stopping error     // why the guest was told to stop
+	late     int       // messages after that
+}
+
+// run returns an error when the guest did not start and might in another process.
+func (r *remoteRun) run(ctx context.Context) (Ending, error) {
+	pipe := r.slot.pipe
+	r.slot.runs++
+	r.spec.number = r.slot.runs
+	r.starting()
+	if err := pipe.send(msgRun, r.spec.encode); err != nil {
+		return r.lost(err)
+	}
+	watching, stopWatching := context.WithCancel(ctx)
+	var watcher sync.WaitGroup
+	watcher.Go(func() { r.watch(watching, ctx) })
+	defer watcher.Wait()
+	defer stopWatching()
+	for {
+		kind, body, err := pipe.receive()
+		var end *Ending
+		if err == nil {
+			end, err = r.take(kind, body)
+		}
+		switch {
+		case err != nil:
+			return r.lost(err)
+		case end == nil:
+			continue
+		case r.begun.IsZero() && end.Kind == Refused: // with the module: this host's fault
+			r.over = true
+			return Ending{}, end.Err
+		}
+		r.over = true
+		if end.Kind == Interrupted {
+			*end = r.interrupted(*end)
+		}
+		return *end, nil
+	}
+}
+
+// watch tells the guest to stop: by itself, then at once.
+func (r *remoteRun) watch(done, ctx context.Context) {
+	canceled := r.spec.Canceled
+	for {
+		select {
+		case <-canceled:
+			canceled = nil
+			r.tell(msgCancel)
+			continue
+		case <-done.Done():
+		case <-r.s.ctx.Done():
+		}
+		cause := r.s.cause(ctx)
+		if cause == nil {
+			return // the guest is gone
+		}
+		r.stop(cause)
+		r.tell(msgStop)
+		return
+	}
+}
+
+// tell says something of this run beside its events. A process that is gone, or
+// reads no more, is seen by run.
+func (r *remoteRun) tell(kind messageKind) {
+	_ = r.slot.control.conn.SetDeadline(time.Now().Add(r.s.cfg.KillAfter))
+	_ = r.slot.control.send(kind, func(e *encoder) { e.num(r.spec.number) })
+}
+
+// kill sets when the process is killed unless it has ended the guest, or said
+// something when it has not begun it. r.mu is held.
+func (r *remoteRun) kill(at time.Time) {
+	r.killAt = at
+	_ = r.slot.pipe.conn.SetDeadline(at) // it fails when the socket is closed, which receive says
+}
+
+// starting bounds the time until the guest starts.
+func (r *remoteRun) starting() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kill(time.Now().Add(readyTimeout))
+}
+
+// started bounds the guest by its deadline, which the process watches too.
+func (r *remoteRun) started() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.begun = time.Now()
+	if r.stopping == nil {
+		r.kill(r.begun.Add(time.Duration(r.spec.Limits.DeadlineSeconds)*time.Second + r.s.cfg.KillAfter))
+	}
+}
+
+// stop bounds a guest that was told to stop.
+func (r *remoteRun) stop(cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopping = cause
+	if at := time.Now().Add(r.s.cfg.KillAfter); at.Before(r.killAt) {
+		r.kill(at)
+	}
+}
+
+// heldBack gives the process time again: it waited for the worker.
+func (r *remoteRun) heldBack() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if at := time.Now().Add(r.s.cfg.KillAfter); at.After(r.killAt) {
+		r.kill(at)
+	}
+}
+
+// slowEmit is how long the worker may hold a guest back before that counts
+// against the process's time to stop.
+const slowEmit = 50 * time.Millisecond
+
+// maxLate bounds what a process may still say after it was told to stop: more
+// than a socket holds.
+const maxLate = 1 << 16
+
+// take handles a message; it gives the ending when that is it.
+func (r *remoteRun) take(kind messageKind, body []byte) (*Ending, error) {
+	if r.begun.IsZero() && kind != msgStarted && kind != msgEnding {
+		return nil, fmt.Errorf("%w: a %q before the guest started", errBadMessage, kind)
+	}
+	switch kind {
+	case msgStarted:
+		if !r.begun.IsZero() {
+			return nil, fmt.Errorf("%w: the guest started twice", errBadMessage)
+		}
+		r.started()
+	case msgEvent:
+		event, err := decodeEvent(body)
+		if err != nil {
+			return nil, err
+		}
+		if r.text += int64(len(body)); r.text > maxEventBytes && hasText(event.Kind) {
+			return nil, fmt.Errorf("%w: more text than a guest may write", errBadMessage)
+		}
+		began := time.Now()
+		r.emit(event)
+		if took := time.Since(began); took > slowEmit {
+			r.heldBack()
+		}
+	case msgStderr:
+		r.stderr.write(body)
+	case msgEnding:
+		end, err := decodeEnding(body)
+		if err == nil && end.Kind == Interrupted && r.stopped() == nil {
+			err = fmt.Errorf("%w: a guest was interrupted that nobody told to stop", errBadMessage)
+		}
+		return &end, err
+	default:
+		return nil, fmt.Errorf("%w: there is no %q", errBadMessage, kind)
+	}
+	return nil, r.bounded()
+}
+
+// maxEventBytes is more than an honest process sends as text: its own bound is
+// [protocol.MaxOutputBytes], of which each byte may become a character of three.
+const maxEventBytes = 4 * protocol.MaxOutputBytes
+
+func hasText(kind protocol.EventKind) bool {
+	switch kind {
+	case protocol.EventTextDelta, protocol.EventThinkingDelta, protocol.EventText, protocol.EventThinking, protocol.EventNote:
+		return true
+	}
+	return false
+}
+
+func (r *remoteRun) bounded() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopping == nil {
+		return nil
+	}
+	if r.late++; r.late > maxLate {
+		return fmt.Errorf("%w: it goes on", errBadMessage)
+	}
+	return nil
+}
+
+func (r *remoteRun) stopped() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stopping
+}
+
+// lost ends a run whose process is gone, says nothing any more or says nonsense.
+func (r *remoteRun) lost(err error) (Ending, error) {
+	p := r.slot.process
+	silent := errors.Is(err, os.ErrDeadlineExceeded)
+	if silent || errors.Is(err, errBadMessage) {
+		p.kill(r.slot)
+	} else {
+		r.reap()
+	}
+	<-p.dead
+	r.over = true
+	stopping := r.stopped()
+	switch {
+	case r.begun.IsZero():
+		return Ending{}, &diedError{p.how}
+	case stopping != nil:
+		return r.finish(r.interrupted(Ending{})), nil
+	case silent:
+		return r.finish(deadlineEnding(r.spec.Limits.DeadlineSeconds)), nil
+	}
+	how := p.how
+	if errors.Is(err, errBadMessage) {
+		how = "its sandbox process was killed: " + err.Error()
+	}
+	end := diedEnding(how, p.blame(r.slot))
+	if end.Blame == BlameUnclear {
+		r.s.suspect(r.spec.Digest)
+	}
+	return r.finish(end), nil
+}
+
+// reap makes sure that a process that closed its socket ends.
+func (r *remoteRun) reap() {
+	timer := time.NewTimer(r.s.cfg.KillAfter)
+	defer timer.Stop()
+	select {
+	case <-r.slot.process.dead:
+	case <-timer.C:
+		r.slot.process.kill(r.slot)
+	}
+}
+
+// finish adds what is known of a guest that is gone.
+func (r *remoteRun) finish(end Ending) Ending {
+	end.Duration = time.Since(r.begun)
+	end.StderrTail, end.StderrDropped = r.stderr.lines(), r.stderr.dropped
+	if end.Kind == ProcessDied && end.Blame == BlameGuest {
+		end.StderrTail = append(end.StderrTail, r.slot.process.stderr.lines()...)
+		end.StderrTail = end.StderrTail[max(0, len(end.StderrTail)-tailLines):]
+	}
+	return end
+}
+
+// interrupted gives an ending the cause, which only this process knows.
+func (r *remoteRun) interrupted(end Ending) Ending {
+	cause := r.stopped()
+	end.Kind, end.Err, end.Message = Interrupted, cause, cause.Error()
+	return end
+}

@@ -1,0 +1,292 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"starling/protocol"
+	"starling/sandbox/internal/confine"
+)
+
+// ProcessConfig is how a [Supervisor] runs guests.
+type ProcessConfig struct {
+	// Config is that of the engines in the processes. Without a CacheDir compiled
+	// modules live in a temporary directory until [Supervisor.Close].
+	Config
+	// WorkRoot is the directory below which all directories of guests lie. It is
+	// made when it is not there. Sandbox processes can reach nothing else.
+	WorkRoot string
+	// Command starts a program that calls [ProcessMain]; nil is this program with
+	// the argument "sandbox".
+	Command []string
+	// Density is how many guests run in one process at a time; 0 is 1. With more
+	// than one, a guest that brings its process down takes others along.
+	Density int
+	// CompileTimeout bounds one compilation; 0 is 60 s.
+	CompileTimeout time.Duration
+	// CompileMemoryBytes bounds what one compilation may map; 0 is 3 GiB.
+	CompileMemoryBytes int64
+	// KillAfter is how long a guest may go on after its deadline or an
+	// interruption before its process is killed; 0 is 1 s.
+	KillAfter time.Duration
+}
+
+// Validate reports all members that make no sense.
+func (c ProcessConfig) Validate() error {
+	problems := []error{c.Config.Validate()}
+	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if !filepath.IsAbs(c.WorkRoot) {
+		bad("WorkRoot is %q: it is an absolute path", c.WorkRoot)
+	}
+	if c.Density < 0 || c.Density > maxDensity {
+		bad("Density is %d: it is 1 to %d, or 0 for the default", c.Density, maxDensity)
+	}
+	if c.CompileTimeout < 0 || c.CompileTimeout > 0 && c.CompileTimeout < time.Second {
+		bad("CompileTimeout is %s: it is at least 1s, or 0 for the default", c.CompileTimeout)
+	}
+	if c.CompileMemoryBytes < 0 || c.CompileMemoryBytes > 0 && c.CompileMemoryBytes < minCompileMemory {
+		bad("CompileMemoryBytes is %d: it is at least %d, or 0 for the default", c.CompileMemoryBytes, minCompileMemory)
+	}
+	if c.KillAfter < 0 {
+		bad("KillAfter is %s: it is positive, or 0 for the default", c.KillAfter)
+	}
+	return errors.Join(problems...)
+}
+
+const (
+	maxDensity       = 64
+	minCompileMemory = 256 << 20
+)
+
+func (c ProcessConfig) withDefaults() ProcessConfig {
+	c.Config = c.Config.withDefaults()
+	if len(c.Command) == 0 {
+		c.Command = []string{selfProgram(), "sandbox"}
+	}
+	if c.Density == 0 {
+		c.Density = 1
+	}
+	if c.CompileTimeout == 0 {
+		c.CompileTimeout = time.Minute
+	}
+	if c.CompileMemoryBytes == 0 {
+		c.CompileMemoryBytes = 3 << 30
+	}
+	if c.KillAfter == 0 {
+		c.KillAfter = time.Second
+	}
+	return c
+}
+
+// Supervisor runs guests in sandbox processes, its children: warm, used again,
+// and replaced when they die. It compiles modules in children of their own. Its
+// methods are safe for concurrent use and mean what those of [Engine] mean.
+// [Supervisor.Close] ends the processes.
+//
+// A process that dies is the [ProcessDied] ending of the guests in it. Nothing
+// that a guest does in its process reaches the one that called Run.
+type Supervisor struct {
+	cfg       ProcessConfig
+	artifacts *artifacts
+	temporary string // CacheDir, when it is ours to remove
+	starter   *starter
+
+	ctx     context.Context // of compilations; done when Close begins
+	closing context.CancelFunc
+	work    sync.WaitGroup // runs and compilations; Add only under mu
+
+	flights   singleflight.Group
+	compiling chan struct{}
+	memory    remembered
+
+	density sync.Mutex // held while a process is started that several runs will share
+
+	mu        sync.Mutex
+	closed    bool
+	free      []*slot // the last used at the end
+	processes map[*process]bool
+	suspects  map[protocol.Digest]bool // one of them brought a process down: they run alone
+	confined  confine.Report
+	warned    bool
+}
+
+// NewSupervisor makes a supervisor and starts its first process, so that a
+// command that does not work is an error here. It starts one goroutine for the
+// system's sake, and one for each process.
+func NewSupervisor(cfg ProcessConfig) (_ *Supervisor, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("sandbox config: %w", err)
+	}
+	s := &Supervisor{
+		cfg: cfg.withDefaults(), compiling: make(chan struct{}, compilations),
+		processes: map[*process]bool{}, suspects: map[protocol.Digest]bool{},
+	}
+	s.ctx, s.closing = context.WithCancel(context.Background())
+	if err := os.MkdirAll(cfg.WorkRoot, 0o700); err != nil {
+		return nil, fmt.Errorf("sandbox: work root: %w", err)
+	}
+	if s.cfg.CacheDir == "" {
+		if s.temporary, err = os.MkdirTemp("", "starling-sandbox-*"); err != nil {
+			return nil, fmt.Errorf("sandbox cache: %w", err)
+		}
+		s.cfg.CacheDir = s.temporary
+	}
+	if s.artifacts, err = openArtifacts(s.cfg.CacheDir); err != nil {
+		return nil, errors.Join(err, s.removeTemporary())
+	}
+	s.starter = newStarter()
+	first, err := s.start()
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.put(first)
+	return s, nil
+}
+
+// compilations run at a time: each may take all processors, at a low priority,
+// and a hostile one all its time.
+const compilations = 2
+
+// Confinement reports, a sentence each, what the kernel does not enforce on the
+// processes of this supervisor; nil when nothing is missing.
+func (s *Supervisor) Confinement() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.confined.Missing()
+}
+
+// MissingConfinement reports, a sentence each, what this host's kernel cannot
+// enforce on sandbox processes; nil when nothing is missing. It starts nothing.
+func MissingConfinement() []string { return confine.Support().Missing() }
+
+// PIDs are the ids of the processes that live, for operators.
+func (s *Supervisor) PIDs() []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var pids []int
+	for p := range s.processes {
+		pids = append(pids, p.pid())
+	}
+	return pids
+}
+
+// enter counts a run or a compilation that Close waits for; false once closed.
+func (s *Supervisor) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.work.Add(1)
+	return true
+}
+
+// Close interrupts the guests that still run, waits for them and for
+// compilations under way, and ends all processes. It is idempotent.
+func (s *Supervisor) Close() error {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.mu.Unlock()
+	s.closing()
+	s.work.Wait()
+	if !first {
+		return nil
+	}
+	s.mu.Lock()
+	left := make([]*process, 0, len(s.processes))
+	for p := range s.processes {
+		left = append(left, p)
+	}
+	s.free = nil
+	s.mu.Unlock()
+	for _, p := range left {
+		p.end()
+	}
+	s.starter.close()
+	return s.removeTemporary()
+}
+
+func (s *Supervisor) removeTemporary() error {
+	if s.temporary == "" {
+		return nil
+	}
+	return os.RemoveAll(s.temporary)
+}
+
+// take gives a free place in a process, or one in a new process. Where several
+// share a process, a capsule that is suspect gets one to itself.
+func (s *Supervisor) take(digest protocol.Digest) (*slot, error) {
+	if found := s.takeFree(digest); found != nil {
+		return found, nil
+	}
+	if s.cfg.Density > 1 {
+		s.density.Lock()
+		defer s.density.Unlock()
+		if found := s.takeFree(digest); found != nil {
+			return found, nil
+		}
+	}
+	p, err := s.start()
+	if err != nil {
+		return nil, err
+	}
+	s.put(p)
+	if found := s.takeFree(digest); found != nil {
+		return found, nil
+	}
+	return s.take(digest) // others were faster
+}
+
+func (s *Supervisor) takeFree(digest protocol.Digest) *slot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	alone := s.suspects[digest]
+	for i := len(s.free) - 1; i >= 0; i-- {
+		found := s.free[i]
+		if found.process.take(alone) {
+			s.free = append(s.free[:i], s.free[i+1:]...)
+			return found
+		}
+	}
+	return nil
+}
+
+// put makes the places of a new process free.
+func (s *Supervisor) put(p *process) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, p.slots...)
+}
+
+// give takes a place back when its guest is gone.
+func (s *Supervisor) give(used *slot) {
+	used.process.give()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if used.process.isDead() {
+		_ = used.close()
+		return
+	}
+	s.free = append(s.free, used)
+}
+
+// maxSuspects bounds what is remembered of guests that shared a process when it
+// died of an unknown one.
+const maxSuspects = 1024
+
+func (s *Supervisor) suspect(digest protocol.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.suspects) >= maxSuspects {
+		clear(s.suspects)
+	}
+	s.suspects[digest] = true
+}
