@@ -1,6 +1,7 @@
 // Package testenv starts what tests of Starling run against: real NATS servers
-// with JetStream ([NATS], [Cluster]), a faulty network between a client and one
-// of them ([Proxy]), users with the narrow rights of docs/security.md
+// with JetStream ([NATS], [Cluster]; as processes: [StartServerProcess], [ClusterOfProcesses]), a
+// faulty network between a client and one of them ([Proxy]), hosts of their own
+// with faulty cables ([Hosts]), users with the narrow rights of docs/security.md
 // ([WorkerUser] and its like), real capsules, and a way to wait without sleeping
 // ([Eventually]). Only tests import it.
 //

@@ -142,11 +142,22 @@ type RecordingDoor struct {
 // without answers it accepts. It is closed with the test.
 func Door(t testing.TB, answers ...Answer) *RecordingDoor {
 	t.Helper()
+	return DoorOn(t, nil, answers...)
+}
+
+// DoorOn is [Door] on a listener, which it closes; nil: a free port of this host.
+func DoorOn(t testing.TB, listener net.Listener, answers ...Answer) *RecordingDoor {
+	t.Helper()
 	if len(answers) == 0 {
 		answers = []Answer{Accept()}
 	}
 	d := &RecordingDoor{answers: answers, changed: make(chan struct{})}
-	d.server = httptest.NewServer(d)
+	d.server = httptest.NewUnstartedServer(d)
+	if listener != nil {
+		_ = d.server.Listener.Close() // the one that it made by itself
+		d.server.Listener = listener
+	}
+	d.server.Start()
 	t.Cleanup(func() {
 		d.server.CloseClientConnections()
 		d.server.Close()

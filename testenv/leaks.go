@@ -14,7 +14,11 @@ const endWithin = 30 * time.Second
 // Main runs a package's tests and fails them when goroutines are left. Servers
 // take longer to end than goleak waits by itself, so it looks again for a while:
 // a goroutine that ends late is no leak.
+// In a process that [ServerProcess] started it is the server instead.
 func Main(m interface{ Run() int }) {
+	if config := os.Getenv(asServer); config != "" {
+		os.Exit(serve(config))
+	}
 	status := m.Run()
 	if status == 0 {
 		if err := leaks(); err != nil {

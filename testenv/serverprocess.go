@@ -1,0 +1,291 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// asServer makes a test binary a NATS server: it names the configuration file.
+const asServer = "GO_TEST_AS_NATS_SERVER"
+
+// lameDuck is short: the least that the configuration file may say is 30 s.
+const lameDuck = 3 * time.Second
+
+// serve is a server until a signal ends it.
+func serve(config string) int {
+	options, err := server.ProcessConfigFile(config)
+	if err == nil {
+		options.LameDuckDuration, options.LameDuckGracePeriod = lameDuck, lameDuck/6
+		var ns *server.Server
+		if ns, err = server.NewServer(options); err == nil {
+			ns.ConfigureLogger()
+			if err = server.Run(ns); err == nil {
+				ns.WaitForShutdown()
+				return 0
+			}
+		}
+	}
+	fmt.Fprintln(os.Stderr, "nats-server:", err)
+	return 1
+}
+
+// ServerConfig says where a [ServerProcess] listens and what it belongs to.
+type ServerConfig struct {
+	Name string
+	Addr string // of clients, host:port
+	// Cluster is where its peers reach it, host:port, and Routes are all of the
+	// cluster; empty: a server alone.
+	Cluster string
+	Routes  []string
+	Store   string // directory; empty: one that goes with the test
+	// Command makes the process's command; nil: exec.Command.
+	Command func(name string, args ...string) *exec.Cmd
+}
+
+// ServerProcess is a NATS server in a process of its own, which can be killed.
+// The package's TestMain must be [Main]. One goroutine uses it.
+type ServerProcess struct {
+	t       testing.TB
+	cfg     ServerConfig
+	file    string
+	process *exec.Cmd // nil while it does not run
+	exited  chan struct{}
+}
+
+// StartServerProcess starts a server, and kills it with the test. It returns at
+// once: clients wait for it.
+func StartServerProcess(t testing.TB, cfg ServerConfig) *ServerProcess {
+	t.Helper()
+	if cfg.Store == "" {
+		cfg.Store = StoreDir(t)
+	}
+	if cfg.Command == nil {
+		cfg.Command = exec.Command
+	}
+	s := &ServerProcess{t: t, cfg: cfg, file: filepath.Join(t.TempDir(), "nats.conf")}
+	text := fmt.Sprintf("server_name: %q\nlisten: %q\nlog_file: %q\njetstream { store_dir: %q, max_file_store: 8G, max_memory_store: 1G }\n",
+		cfg.Name, cfg.Addr, s.Log(), cfg.Store)
+	if cfg.Cluster != "" {
+		text += fmt.Sprintf("cluster { name: testenv, listen: %q, no_advertise: true, routes: [\"nats://%s\"] }\n",
+			cfg.Cluster, strings.Join(cfg.Routes, `", "nats://`))
+	}
+	if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Kill)
+	s.Start()
+	return s
+}
+
+// Log is the file that the server writes its log to.
+func (s *ServerProcess) Log() string { return s.file + ".log" }
+
+// URL is where clients connect.
+func (s *ServerProcess) URL() string { return "nats://" + s.cfg.Addr }
+
+// Name is the server's, as the cluster knows it.
+func (s *ServerProcess) Name() string { return s.cfg.Name }
+
+// Start starts the server again on its port and store, unless it runs.
+func (s *ServerProcess) Start() {
+	s.t.Helper()
+	if s.process != nil {
+		return
+	}
+	self, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	process := s.cfg.Command(self)
+	process.Env = append(os.Environ(), asServer+"="+s.file)
+	process.Stderr = os.Stderr
+	if err := process.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	s.process, s.exited = process, exited
+	go func() {
+		defer close(exited)
+		_ = process.Wait() // a killed one says so
+	}()
+}
+
+// Kill ends the server as a crash of its host would. Idempotent.
+func (s *ServerProcess) Kill() { s.end(syscall.SIGKILL) }
+
+// LameDuck makes the server hand over what it leads, send its clients away one by
+// one and end, and waits for that.
+func (s *ServerProcess) LameDuck() { s.end(syscall.SIGUSR2) }
+
+func (s *ServerProcess) end(signal syscall.Signal) {
+	if s.process == nil {
+		return
+	}
+	_ = s.process.Process.Signal(signal) // it may have ended
+	select {
+	case <-s.exited:
+	case <-time.After(endWithin):
+		s.t.Errorf("server %s does not end at %s", s.cfg.Name, signal)
+		_ = s.process.Process.Kill()
+		<-s.exited
+	}
+	s.process = nil
+}
+
+// ProcessCluster is a JetStream cluster of three processes.
+type ProcessCluster struct {
+	t       testing.TB
+	Servers []*ServerProcess
+}
+
+// ClusterOfProcesses starts three servers on this host and waits until they work.
+func ClusterOfProcesses(t testing.TB) *ProcessCluster {
+	t.Helper()
+	ports, err := freePorts(2 * clusterSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var configs []ServerConfig
+	for i := range clusterSize {
+		configs = append(configs, ServerConfig{
+			Name: fmt.Sprintf("testenv-%d", i),
+			Addr: fmt.Sprintf("127.0.0.1:%d", ports[i]), Cluster: fmt.Sprintf("127.0.0.1:%d", ports[clusterSize+i]),
+		})
+	}
+	return ClusterOf(t, configs)
+}
+
+// ClusterOf starts servers that are each other's peers, and waits until they work.
+func ClusterOf(t testing.TB, configs []ServerConfig) *ProcessCluster {
+	t.Helper()
+	c := &ProcessCluster{t: t}
+	var routes []string
+	for _, cfg := range configs {
+		routes = append(routes, cfg.Cluster)
+	}
+	for _, cfg := range configs {
+		cfg.Routes = routes
+		c.Servers = append(c.Servers, StartServerProcess(t, cfg))
+	}
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		for _, s := range c.Servers {
+			if text, err := os.ReadFile(s.Log()); err == nil {
+				t.Logf("the last of the log of %s:\n%s", s.Name(), text[max(0, len(text)-4<<10):])
+			}
+		}
+	})
+	c.Ready()
+	return c
+}
+
+// URL is where clients connect: all servers, comma-separated.
+func (c *ProcessCluster) URL() string {
+	var urls []string
+	for _, s := range c.Servers {
+		urls = append(urls, s.URL())
+	}
+	return strings.Join(urls, ",")
+}
+
+// Ready waits until a stream of three replicas can be made, or all replicas of
+// those that are there are current.
+func (c *ProcessCluster) Ready() {
+	c.t.Helper()
+	Eventually(c.t, 2*startWithin, func() error {
+		return c.ask(func(ctx context.Context, js jetstream.JetStream) error {
+			const probe = "TESTENV_READY"
+			if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: probe, Subjects: []string{"testenv.ready"}, Replicas: clusterSize}); err != nil {
+				return err
+			}
+			streams := js.ListStreams(ctx)
+			for info := range streams.Info() {
+				if info.Cluster == nil || info.Cluster.Leader == "" {
+					return fmt.Errorf("stream %s has no leader", info.Config.Name)
+				}
+				if len(info.Cluster.Replicas) < info.Config.Replicas-1 {
+					return fmt.Errorf("stream %s knows %d peers", info.Config.Name, len(info.Cluster.Replicas))
+				}
+				for _, r := range info.Cluster.Replicas {
+					if r.Offline || !r.Current {
+						return fmt.Errorf("stream %s: %s is behind", info.Config.Name, r.Name)
+					}
+				}
+			}
+			return streams.Err()
+		})
+	})
+}
+
+// ask connects, to whichever server answers.
+func (c *ProcessCluster) ask(question func(context.Context, jetstream.JetStream) error) error {
+	nc, err := nats.Connect(c.URL(), nats.Timeout(time.Second))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return question(ctx, js)
+}
+
+// LeaderOf is the server that leads a stream, or a consumer of it when one is
+// named; it waits for an election that goes on.
+func (c *ProcessCluster) LeaderOf(stream, consumer string) *ServerProcess {
+	c.t.Helper()
+	var leader *ServerProcess
+	Eventually(c.t, startWithin, func() error {
+		return c.ask(func(ctx context.Context, js jetstream.JetStream) error {
+			name, err := leaderOf(ctx, js, stream, consumer)
+			if err != nil {
+				return err
+			}
+			for _, s := range c.Servers {
+				if s.Name() == name && s.process != nil {
+					leader = s
+					return nil
+				}
+			}
+			return fmt.Errorf("stream %s, consumer %q: %q leads", stream, consumer, name)
+		})
+	})
+	return leader
+}
+
+func leaderOf(ctx context.Context, js jetstream.JetStream, stream, consumer string) (string, error) {
+	var cluster *jetstream.ClusterInfo
+	if consumer == "" {
+		s, err := js.Stream(ctx, stream)
+		if err != nil {
+			return "", err
+		}
+		cluster = s.CachedInfo().Cluster
+	} else {
+		c, err := js.Consumer(ctx, stream, consumer)
+		if err != nil {
+			return "", err
+		}
+		cluster = c.CachedInfo().Cluster
+	}
+	if cluster == nil {
+		return "", fmt.Errorf("stream %s is on one server", stream)
+	}
+	return cluster.Leader, nil
+}
