@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // Direction is the way of bytes through a [FaultProxy].
@@ -37,6 +38,8 @@ type FaultProxy struct {
 	changed chan struct{} // closed and replaced when stalled changes
 	drop    func(subject string, payload []byte) bool
 	dropped int
+	refused int
+	rate    int // bytes per second to the server, on each connection; 0: any
 	links   map[*link]struct{}
 }
 
@@ -115,6 +118,17 @@ func (p *FaultProxy) Dropped() int {
 	return p.dropped
 }
 
+// Refused is how many connections came while the proxy was down.
+func (p *FaultProxy) Refused() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.refused
+}
+
+// Throttle lets only so many bytes a second pass to the server on each connection;
+// 0: as many as come.
+func (p *FaultProxy) Throttle(bytesPerSecond int) { p.set(func() { p.rate = bytesPerSecond }) }
+
 func (p *FaultProxy) set(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +171,9 @@ func (p *FaultProxy) serve(client net.Conn) {
 	defer l.close()
 	p.mu.Lock()
 	refuse := p.closed || p.down
-	if !refuse {
+	if refuse {
+		p.refused++
+	} else {
 		p.links[l] = struct{}{}
 	}
 	p.mu.Unlock()
@@ -208,10 +224,31 @@ func (p *FaultProxy) toServer(l *link) error {
 			if _, err := l.server.Write(buffer[:n]); err != nil {
 				return err
 			}
+			if err := p.slowDown(l, n); err != nil {
+				return err
+			}
 		}
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// slowDown waits as long as n bytes take at the throttled rate.
+func (p *FaultProxy) slowDown(l *link, n int) error {
+	p.mu.Lock()
+	rate := p.rate
+	p.mu.Unlock()
+	if rate == 0 {
+		return nil
+	}
+	timer := time.NewTimer(time.Duration(n) * time.Second / time.Duration(rate))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-l.done:
+		return errLinkClosed
 	}
 }
 

@@ -79,8 +79,8 @@ func TestHosts(t *testing.T) {
 			l.grows(20)
 			jobs := l.end()
 			f.emptied(t, 2*time.Minute, jobs)
-			audit.check(t, jobs)
 			f.cluster.Ready()
+			audit.check(t, jobs)
 			f.await(t, 6)
 		})
 	}

@@ -71,9 +71,16 @@ func (f *processFleet) said(t *testing.T) string {
 // hire starts a worker on this host.
 func (f *processFleet) hire(t *testing.T, id string, args ...string) *workerProcess {
 	t.Helper()
-	return f.hireOn(t, exec.Command, f.url, id, args...)
+	return f.hireAt(t, f.url, id, args...)
 }
 
+// hireAt starts a worker on this host that reaches the bus at url.
+func (f *processFleet) hireAt(t *testing.T, url, id string, args ...string) *workerProcess {
+	t.Helper()
+	return f.hireOn(t, exec.Command, url, id, args...)
+}
+
+// hireOn starts a worker where command runs.
 func (f *processFleet) hireOn(t *testing.T, command func(string, ...string) *exec.Cmd, url, id string, args ...string) *workerProcess {
 	t.Helper()
 	return startWorkerProcess(t, command, url, filepath.Join(f.dir, id), f.log, append([]string{"--worker-id", id}, args...)...)
@@ -167,6 +174,18 @@ func (w *workerProcess) ended(t *testing.T) error {
 		t.Error("a worker does not end")
 		return nil
 	}
+}
+
+// exitCode is a program's exit status; err is of [workerProcess.ended].
+func exitCode(err error) int {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	return -1
 }
 
 // memory is what the worker has in memory, in bytes.
