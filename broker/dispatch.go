@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -152,12 +153,33 @@ func (b *Bus) declared(ctx context.Context, job protocol.Job) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return undeclared(b.ns, job.Pool)
+			return b.silence(ctx, job)
 		}
 		if err := retry(ctx, err); err != nil {
 			return err
 		}
 	}
+}
+
+// silence says why nobody has listened on a job's subject for a while. Either the
+// pool is not declared, or the stream has no leader, which is [ErrUnavailable]: the
+// loss of a server can leave it so for longer than an election takes. A pool that a
+// worker takes from is declared; otherwise the stream is asked for, by those who may.
+func (b *Bus) silence(ctx context.Context, job protocol.Job) error {
+	leaderless := fmt.Errorf("%w: the jobs stream of namespace %s has no leader now", ErrUnavailable, b.ns)
+	if served, err := b.PoolServed(ctx, job.Pool); err != nil || served {
+		return leaderless
+	}
+	asking, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	info, err := b.streamInfo(asking, b.ns.JobsStream())
+	switch {
+	case errors.Is(err, ErrClosed):
+		return err
+	case errors.Is(err, ErrDenied), errors.Is(err, ErrNotInitialized), err == nil && !slices.Contains(b.poolsOf(info.Config.Subjects), job.Pool):
+		return undeclared(b.ns, job.Pool)
+	}
+	return leaderless // it is declared, or the stream is offline
 }
 
 func undeclared(ns protocol.Namespace, pool string) error {
@@ -257,7 +279,10 @@ func (b *Bus) publishJob(ctx context.Context, m *nats.Msg, job protocol.Job) err
 				silentSince = time.Now()
 			}
 			if unanswered == nil && time.Since(silentSince) > undeclaredWait {
-				return undeclared(b.ns, job.Pool)
+				if err := b.silence(ctx, job); !errors.Is(err, ErrUnavailable) {
+					return err
+				}
+				silentSince = time.Now()
 			}
 		case errors.Is(err, ErrUnavailable):
 			unanswered = err

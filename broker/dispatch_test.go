@@ -443,3 +443,45 @@ func TestAnUndeclaredPoolAtThreeReplicas(t *testing.T) {
 	_, err = b.Dispatch(t.Context(), newJob(), broker.DispatchOptions{})
 	wantError(t, "Dispatch()", err, broker.ErrPoolUnserved)
 }
+
+// TestALeaderlessQueueIsNoUndeclaredPool takes the only copy of the jobs stream away
+// for longer than an election: a pool that is declared is not said to be missing, the
+// record of what was begun stays, and dispatching the same again mends it.
+func TestALeaderlessQueueIsNoUndeclaredPoolAtThreeReplicas(t *testing.T) {
+	t.Parallel()
+	b, c := onCluster(t)
+	js := raw(t, c.URL())
+	stream, err := js.Stream(t.Context(), "STARLING_JOBS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := stream.CachedInfo().Config
+	cfg.Replicas = 1
+	if _, err := js.UpdateStream(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 30*time.Second, func() error {
+		info, err := stream.Info(t.Context())
+		if err == nil && (info.Cluster.Leader == "" || len(info.Cluster.Replicas) > 0) {
+			err = fmt.Errorf("the stream is still on %d more servers", len(info.Cluster.Replicas))
+		}
+		return err
+	})
+	leader := c.LeaderOf(cfg.Name)
+	c.Stop(leader)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second)
+	defer cancel()
+	job := newJob()
+	_, err = b.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: true})
+	wantError(t, "Dispatch() without a leader", err, broker.ErrUnclear, "dispatch the same delegation again")
+	c.Restart(leader)
+	testenv.Eventually(t, 30*time.Second, func() error {
+		_, err := b.Dispatch(t.Context(), job, broker.DispatchOptions{AllowUnserved: true})
+		return err
+	})
+	info, err := stream.Info(t.Context())
+	if err != nil || info.State.Msgs != 1 {
+		t.Errorf("after all the stream holds %+v, %v, want the job", info, err)
+	}
+}

@@ -22,6 +22,9 @@ type Server struct {
 	nats *server.Server // nil while stopped
 }
 
+// ServerOptions are the server's own.
+type ServerOptions = server.Options
+
 // Option changes how a server starts.
 type Option func(*server.Options)
 

@@ -3,6 +3,8 @@ package testenv
 import (
 	"context"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,6 +50,7 @@ type ServerConfig struct {
 	// cluster; empty: a server alone.
 	Cluster string
 	Routes  []string
+	Monitor string // where it tells its health, host:port
 	Store   string // directory; empty: one that goes with the test
 	// Command makes the process's command; nil: exec.Command.
 	Command func(name string, args ...string) *exec.Cmd
@@ -74,8 +77,8 @@ func StartServerProcess(t testing.TB, cfg ServerConfig) *ServerProcess {
 		cfg.Command = exec.Command
 	}
 	s := &ServerProcess{t: t, cfg: cfg, file: filepath.Join(t.TempDir(), "nats.conf")}
-	text := fmt.Sprintf("server_name: %q\nlisten: %q\nlog_file: %q\njetstream { store_dir: %q, max_file_store: 8G, max_memory_store: 1G }\n",
-		cfg.Name, cfg.Addr, s.Log(), cfg.Store)
+	text := fmt.Sprintf("server_name: %q\nlisten: %q\nhttp: %q\nlog_file: %q\njetstream { store_dir: %q, max_file_store: 8G, max_memory_store: 1G }\n",
+		cfg.Name, cfg.Addr, cfg.Monitor, s.Log(), cfg.Store)
 	if cfg.Cluster != "" {
 		text += fmt.Sprintf("cluster { name: testenv, listen: %q, no_advertise: true, routes: [\"nats://%s\"] }\n",
 			cfg.Cluster, strings.Join(cfg.Routes, `", "nats://`))
@@ -152,7 +155,7 @@ type ProcessCluster struct {
 // ClusterOfProcesses starts three servers on this host and waits until they work.
 func ClusterOfProcesses(t testing.TB) *ProcessCluster {
 	t.Helper()
-	ports, err := freePorts(2 * clusterSize)
+	ports, err := freePorts(3 * clusterSize)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,6 +164,7 @@ func ClusterOfProcesses(t testing.TB) *ProcessCluster {
 		configs = append(configs, ServerConfig{
 			Name: fmt.Sprintf("testenv-%d", i),
 			Addr: fmt.Sprintf("127.0.0.1:%d", ports[i]), Cluster: fmt.Sprintf("127.0.0.1:%d", ports[clusterSize+i]),
+			Monitor: fmt.Sprintf("127.0.0.1:%d", ports[2*clusterSize+i]),
 		})
 	}
 	return ClusterOf(t, configs)
@@ -201,11 +205,18 @@ func (c *ProcessCluster) URL() string {
 	return strings.Join(urls, ",")
 }
 
-// Ready waits until a stream of three replicas can be made, or all replicas of
-// those that are there are current.
+// Ready waits until every server that runs says that it is healthy, as an operator
+// does between two restarts, and all replicas of all streams are current.
 func (c *ProcessCluster) Ready() {
 	c.t.Helper()
-	Eventually(c.t, 2*startWithin, func() error {
+	Eventually(c.t, 3*startWithin, func() error {
+		for _, s := range c.Servers {
+			if s.process != nil {
+				if err := s.healthy(); err != nil {
+					return err
+				}
+			}
+		}
 		return c.ask(func(ctx context.Context, js jetstream.JetStream) error {
 			const probe = "TESTENV_READY"
 			if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: probe, Subjects: []string{"testenv.ready"}, Replicas: clusterSize}); err != nil {
@@ -228,6 +239,22 @@ func (c *ProcessCluster) Ready() {
 			return streams.Err()
 		})
 	})
+}
+
+// healthy asks the server itself: JetStream, and all streams and consumers that it
+// holds.
+func (s *ServerProcess) healthy() error {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Get("http://" + s.cfg.Monitor + "/healthz")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answer.Body.Close() }() // only read
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 4<<10))
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("server %s: %s", s.cfg.Name, text)
+	}
+	return err
 }
 
 // ask connects, to whichever server answers.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -259,11 +260,15 @@ func allFrames(ctx context.Context, url string) (map[protocol.TaskID]*taskFrames
 		if err != nil {
 			return err
 		}
-		for left := stream.CachedInfo().State.Msgs; left > 0; left-- {
+		for left := stream.CachedInfo().State.Msgs; left > 0; {
 			msg, err := consumer.Next(jetstream.FetchContext(ctx))
+			if errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil {
+				continue // in a cluster the consumer is answered for before all servers know where it is
+			}
 			if err != nil {
 				return err
 			}
+			left--
 			task := protocol.TaskID(strings.TrimPrefix(msg.Subject(), "starling.tasks."))
 			if all[task] == nil {
 				all[task] = &taskFrames{attempts: make(map[int]*attemptFrames)}

@@ -32,7 +32,7 @@ func newHostFleet(t *testing.T) *hostFleet {
 	var configs []testenv.ServerConfig
 	for i, h := range f.hosts {
 		configs = append(configs, testenv.ServerConfig{
-			Name: fmt.Sprint("host", i), Addr: h.Addr + ":4222", Cluster: h.Addr + ":6222", Command: h.Command,
+			Name: fmt.Sprint("host", i), Addr: h.Addr + ":4222", Cluster: h.Addr + ":6222", Monitor: h.Addr + ":8222", Command: h.Command,
 		})
 	}
 	f.cluster = testenv.ClusterOf(t, configs)
