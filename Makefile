@@ -5,7 +5,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 DEADCODE    = golang.org/x/tools/cmd/deadcode@v0.52.0
 
-.PHONY: all build test check fmt vet lint arrows tidy race slow cluster fleet thirdparty fuzz bench deadcode golangci
+.PHONY: all build test check fmt vet lint arrows tidy race slow cluster fleet hosts limits thirdparty fuzz bench deadcode golangci
 
 all: build
 
@@ -22,10 +22,10 @@ fmt:
 
 vet:
 	go vet ./...
-	go vet -tags 'fleet thirdparty' ./...
+	go vet -tags 'fleet cluster hosts limits thirdparty' ./...
 
 lint:
-	go run $(STATICCHECK) -tags 'fleet thirdparty' ./...
+	go run $(STATICCHECK) -tags 'fleet cluster hosts limits thirdparty' ./...
 
 # Imports point down only: see CONTRIBUTING.md.
 arrows:
@@ -38,15 +38,27 @@ race:
 	go test -race -shuffle=on -count=1 ./...
 
 # The slow suites.
-slow: cluster fleet thirdparty fuzz
+slow: cluster fleet hosts limits thirdparty fuzz
 
-# Three servers in one cluster: what answers differently there, again and again.
+# Three servers in one cluster: what answers differently there, again and again; and
+# as processes that are restarted and killed under load. About 8 minutes.
 cluster:
 	go test -race -count=3 -run 'ThreeReplicas|Cluster' ./broker ./testenv
+	go test -count=1 -tags cluster -run 'TestCluster' -v -timeout 20m ./cmd/starling
 
 # Workers as processes: 500 jobs, two of four workers killed, one drained.
 fleet:
 	go test -count=1 -tags fleet -run 'TestFleet' -v -timeout 20m ./cmd/starling
+
+# Three hosts, a parent's host and a faulty network between them. Needs root, and the
+# programs ip and iptables (packages iproute2 and iptables). About 4 minutes.
+hosts:
+	go test -count=1 -tags hosts -run 'TestHosts' -v -timeout 20m ./cmd/starling
+
+# What is full, slow or many: see docs/operations.md, Limits. Needs root for small
+# disks. About 3 minutes.
+limits:
+	go test -count=1 -tags limits -run 'TestLimits' -v -timeout 20m ./cmd/starling
 
 # Programs that know nothing of Starling, as capsules.
 thirdparty:

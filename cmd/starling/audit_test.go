@@ -30,6 +30,10 @@ type auditor struct {
 	door   *testenv.RecordingDoor       // where the parents listen
 	faults map[protocol.WorkerID]string // workers that may lose a task, or tell a parent twice, and why
 	closed string                       // why the door may not have heard; "": it has
+	// lapsed says of which delegations a worker noticed that it could not renew them, or
+	// that another has them; nil: nobody knows.
+	lapsed func() map[protocol.DelegationID]bool
+	known  map[protocol.DelegationID]bool // what it said
 	counts map[string]int
 	told   []string // details of what is wrong, a line each
 }
@@ -84,6 +88,9 @@ func (a *auditor) check(t *testing.T, dispatched []protocol.Job) {
 // audit fills counts. It is an error when the bus cannot be asked.
 func (a *auditor) audit(ctx context.Context, dispatched []protocol.Job) error {
 	a.counts, a.told = map[string]int{"dispatched": len(dispatched)}, nil
+	if a.lapsed != nil {
+		a.known = a.lapsed()
+	}
 	frames, err := allFrames(ctx, a.url)
 	if err != nil {
 		return err
@@ -158,7 +165,7 @@ func (a *auditor) frames(job protocol.Job, f *taskFrames) {
 				a.bad(storedTwice, job, "attempt %d, frame %d: %d times", number, seq, times)
 			}
 		}
-		if m := lostWorker.FindStringSubmatch(attempt.first); m != nil && a.faults[protocol.WorkerID(m[1])] == "" {
+		if m := lostWorker.FindStringSubmatch(attempt.first); m != nil && a.why(job, protocol.WorkerID(m[1])) == "" {
 			a.bad(unreasoned, job, "%s", attempt.first)
 		}
 	}
@@ -179,7 +186,7 @@ func (a *auditor) posts(job protocol.Job, rec protocol.Record, posts []testenv.P
 	if len(posts) > 1 {
 		why := a.closed
 		if why == "" {
-			why = a.faults[rec.Outcome.WorkerID]
+			why = a.why(job, rec.Outcome.WorkerID)
 		}
 		if why == "" {
 			a.bad(twiceNoCause, job, "%d posts by %s", len(posts), rec.Outcome.WorkerID)
@@ -195,6 +202,17 @@ func (a *auditor) posts(job protocol.Job, rec protocol.Record, posts []testenv.P
 			a.bad(otherStory, job, "%q", post.Text)
 		}
 	}
+}
+
+// why is what excuses a worker that lost a delegation.
+func (a *auditor) why(job protocol.Job, worker protocol.WorkerID) string {
+	if why := a.faults[worker]; why != "" {
+		return why
+	}
+	if a.known[job.DelegationID] {
+		return "it could not be renewed in time"
+	}
+	return ""
 }
 
 // table is all counts, what must be 0 among them.

@@ -106,7 +106,7 @@ var classes = []struct {
 	{broker.ErrNoDeadLetter, exitNotFound, ""},
 	{broker.ErrWorkerTaken, exitFailure, ""},
 	{broker.ErrResultMissing, exitNotFound, ""},
-	{broker.ErrQueueFull, exitRefused, ""},
+	{broker.ErrQueueFull, exitRefused, "an operator raises them with `starling init --max-jobs` and `--max-job-bytes`"},
 	{broker.ErrPoolUnserved, exitRefused, "--allow-unserved queues it all the same"},
 	{broker.ErrPoolUndeclared, exitRefused, ""},
 	{broker.ErrFinal, exitFailure, ""},

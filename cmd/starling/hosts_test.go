@@ -21,9 +21,9 @@ type hostFleet struct {
 	cluster  *testenv.ProcessCluster
 }
 
-// hostAckWait is short, so that a lost worker is noticed soon, and longer than an
-// election.
-const hostAckWait = 6 * time.Second
+// hostAckWait is short, so that a lost worker is noticed soon, and longer than most
+// elections: workers whose renewals meet none lose their tasks too, and say so.
+const hostAckWait = 10 * time.Second
 
 func newHostFleet(t *testing.T) *hostFleet {
 	t.Helper()
@@ -89,7 +89,7 @@ func TestHosts(t *testing.T) {
 // aHostIsCutOff cuts a host off while a job of its workers runs, for longer than
 // the ack wait: another worker takes the job, and the host's stops its guest.
 func (f *hostFleet) aHostIsCutOff(t *testing.T, audit *auditor, l *load) {
-	long := fleetJob("agent-text", "nap 25000", f.door.URL())
+	long := fleetJob("agent-text", "nap 40000", f.door.URL())
 	if err := f.dispatch(t.Context(), long); err != nil {
 		t.Fatal(err)
 	}

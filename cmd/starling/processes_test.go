@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -100,7 +101,27 @@ func (f *processFleet) await(t *testing.T, n int) {
 
 // auditor judges this fleet.
 func (f *processFleet) auditor() *auditor {
-	return &auditor{bus: f.bus, url: f.url, mirror: f.mirror, door: f.door}
+	return &auditor{bus: f.bus, url: f.url, mirror: f.mirror, door: f.door, lapsed: f.lapsed}
+}
+
+// lapsed are the delegations of which a worker logged that its renewals lapsed or
+// that its claim is lost.
+func (f *processFleet) lapsed() map[protocol.DelegationID]bool {
+	text, err := os.ReadFile(f.log.Name())
+	if err != nil {
+		return nil // the audit then excuses nothing
+	}
+	all := make(map[protocol.DelegationID]bool)
+	for line := range strings.Lines(string(text)) {
+		var said struct {
+			Msg        string                `json:"msg"`
+			Delegation protocol.DelegationID `json:"delegation_id"`
+		}
+		if json.Unmarshal([]byte(line), &said) == nil && (strings.HasPrefix(said.Msg, "renewals lapsed") || strings.HasPrefix(said.Msg, "claim lost")) {
+			all[said.Delegation] = true
+		}
+	}
+	return all
 }
 
 // emptied waits until the queue is empty and every job has its outcome.
