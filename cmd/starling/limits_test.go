@@ -16,19 +16,38 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bytecodealliance/wasmtime-go/v39"
+
 	"starling/broker"
 	"starling/protocol"
 	"starling/testenv"
 )
 
 // TestLimitsSlowBus runs a capsule that says a million things over a connection of
-// 100 kB/s: the guest is held back, neighbours are joined, nothing is lost, and the
+// 400 kB/s: the guest is held back, neighbours are joined, nothing is lost, and the
 // worker does not grow.
 func TestLimitsSlowBus(t *testing.T) {
 	const said, size = 1_000_000, 8 // below the 8 MiB of payloads that are kept
 	server := testenv.NATS(t)
 	proxy := testenv.Proxy(t, server.URL())
 	f := newProcessFleet(t, server.URL(), broker.InitConfig{}, testenv.Door(t))
+	module, err := wasmtime.Wat2Wasm(fmt.Sprintf(`(module
+		(import "murmur:stream/events@0.1.0" "emit-chunk" (func $chunk (param i32 i32)))
+		(memory (export "memory") 1)
+		(data (i32.const 0) "eight by")
+		(func (export "_start") (local $n i32)
+			(loop $again
+				(call $chunk (i32.const 0) (i32.const %d))
+				(local.set $n (i32.add (local.get $n) (i32.const 1)))
+				(br_if $again (i32.lt_u (local.get $n) (i32.const %d))))))`, size, said))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "flood.wasm")
+	if err := os.WriteFile(path, module, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	push(t, server.URL(), path, "name: flood\nversion: 1.0.0\noutput: events\n")
 	w := f.hireAt(t, proxy.URL(), "slow")
 	f.await(t, 1)
 	warm := f.dispatchAll(t, 4, func(int) protocol.Job { return fleetJob("agent", "chatty 20000 8", f.door.URL()) })
@@ -37,7 +56,7 @@ func TestLimitsSlowBus(t *testing.T) {
 
 	proxy.Throttle(400_000)
 	began := time.Now()
-	job := fleetJob("agent", fmt.Sprintf("chatty %d %d", said, size), f.door.URL())
+	job := fleetJob("flood", "flood", f.door.URL())
 	if err := f.dispatch(t.Context(), job); err != nil {
 		t.Fatal(err)
 	}
@@ -221,14 +240,15 @@ func TestLimitsBacklog(t *testing.T) {
 	f.auditor().check(t, all)
 }
 
-// TestLimitsNamespaces keeps 30 fleets on one server apart.
+// TestLimitsNamespaces keeps 30 fleets on one server apart. Each reserves the bytes
+// that its jobs may take.
 func TestLimitsNamespaces(t *testing.T) {
 	const namespaces = 30
 	url := testenv.NATS(t).URL()
 	began := time.Now()
 	for n := range namespaces {
 		ns := fmt.Sprint("fleet-", n)
-		if got := starling(t, "", "init", "--namespace", ns, "--url", url); got.status != exitOK {
+		if got := starling(t, "", "init", "--namespace", ns, "--max-job-bytes", "1048576", "--url", url); got.status != exitOK {
 			t.Fatalf("init %s: %s", ns, got.err)
 		}
 	}
