@@ -88,8 +88,10 @@ func (b *Bus) Claim(
 		}
 		var lost *LostError
 		switch {
-		case errors.As(err, &lost) && lost.Current.Record.DelegationID == "", errors.Is(err, ErrNoRecord):
+		case errors.As(err, &lost) && lost.Current.Record.DelegationID == "":
 			return Claim{}, noRecord(job)
+		case errors.Is(err, ErrNoRecord):
+			return Claim{}, b.confirmGone(ctx, job, e.Revision)
 		case errors.As(err, &lost): // look again at what is there now
 			e, err = lost.Current, nil
 		}
@@ -145,6 +147,46 @@ func noRecord(job protocol.Job) error {
 	}
 }
 
+// confirmGone makes sure that the record of a job is gone before the job becomes a
+// dead letter. A replica that is cut off from the others, or comes back, answers
+// reads as of then for as long as that lasts. So what was read is written once more,
+// under its revision: a record as it is, and the marker of a withdrawn one where there
+// is none. That takes a majority, and is refused where another write came after it:
+// then it is [ErrUnavailable], and the claim can be tried again. atLeast is the least
+// revision that the job may see.
+func (b *Bus) confirmGone(ctx context.Context, job protocol.Job, atLeast uint64) error {
+	key := protocol.LedgerKey(job.Spawner.SessionID, job.DelegationID)
+	seen, err := b.readOnce(ctx, key)
+	if err != nil {
+		return err
+	}
+	there := seen.Record.DelegationID != ""
+	switch {
+	case seen.Revision >= atLeast && there:
+		return fmt.Errorf("%w: the record of %s was not read in time", ErrUnavailable, job.DelegationID)
+	case seen.Revision >= atLeast:
+		return noRecord(job) // the marker came after the record
+	}
+	m := expecting(kvSubject(b.ns.LedgerBucket(), key), seen.Revision, nil)
+	if there {
+		if m.Data, err = seen.Record.Encode(); err != nil {
+			return err
+		}
+	} else {
+		m.Header.Set(headerKVOperation, "DEL")
+	}
+	_, err = b.publish(ctx, m)
+	switch {
+	case err == nil:
+		return noRecord(job)
+	case errors.Is(err, errWrongSequence):
+		return fmt.Errorf("%w: the record of %s is read from a replica that is behind", ErrUnavailable, job.DelegationID)
+	case undecided(err) == nil:
+		return fmt.Errorf("%w: nobody can tell whether the record of %s is gone: %v", ErrUnavailable, job.DelegationID, err)
+	}
+	return err
+}
+
 // recordOf reads the record of a job, or makes one for a job that came without.
 func (b *Bus) recordOf(ctx context.Context, d *Delivery, job protocol.Job) (Entry, error) {
 	revision, dispatched := d.LedgerRevision()
@@ -153,7 +195,7 @@ func (b *Bus) recordOf(ctx context.Context, d *Delivery, job protocol.Job) (Entr
 	case !errors.Is(err, ErrNoRecord):
 		return e, err
 	case dispatched:
-		return Entry{}, noRecord(job)
+		return Entry{}, b.confirmGone(ctx, job, revision)
 	}
 	rec := job.NewRecord(time.Now())
 	if rec.Capsule.Digest == "" {

@@ -11,6 +11,7 @@ import (
 
 	"starling/broker"
 	"starling/protocol"
+	"starling/testenv"
 )
 
 // asWorker fills in what a worker knows.
@@ -275,4 +276,62 @@ func TestTheMirrorTellsEveryWrite(t *testing.T) {
 		}
 	}
 	done(t, d)
+}
+
+// TestAStaleReplicaMakesNoDeadLetter lets a worker read from a replica that was cut
+// off before the record was written, as the other side of a partition is: the job is
+// not given up, nothing is changed, and the claim works when the replica is back.
+func TestAStaleReplicaMakesNoDeadLetter(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	proxy := testenv.Proxy(t, s.URL())
+	behind := connected(t, proxy.URL())
+	w := take(t, behind, broker.TakerConfig{Slots: 1})
+	job := newJob()
+	proxy.HideStored("$KV.starling-delegations." + string(job.Spawner.SessionID) + "." + string(job.DelegationID))
+	before := dispatched(t, b, job)
+	d := w.next(t)
+	defer done(t, d)
+	_, err := behind.Claim(t.Context(), d, job, asWorker)
+	wantError(t, "Claim() over a stale read", err, broker.ErrUnavailable, "behind")
+	e, err := b.ReadRecord(t.Context(), job.Spawner.SessionID, job.DelegationID, 0)
+	if err != nil || e.Revision != before.Revision {
+		t.Errorf("the record is %+v, %v, want it unchanged at revision %d", e, err, before.Revision)
+	}
+	proxy.HideStored("")
+	if _, err := behind.Claim(t.Context(), d, job, asWorker); err != nil {
+		t.Errorf("Claim() when the replica is back = %v", err)
+	}
+}
+
+// TestARecordOlderThanTheJobStaysAsItIs is a job whose revision the ledger never had,
+// as after a restore from a backup: a dead letter, and the record is kept.
+func TestARecordOlderThanTheJobStaysAsItIs(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	w := take(t, b, broker.TakerConfig{Slots: 1})
+	job := newJob()
+	if _, err := b.CreateRecord(t.Context(), job.NewRecord(time.Now())); err != nil {
+		t.Fatal(err)
+	}
+	body, err := job.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := nats.NewMsg("starling.jobs." + job.Pool + "." + string(job.Lane()) + "." + string(job.TaskID))
+	m.Data = body
+	m.Header.Set(protocol.HeaderLedgerRevision, "1000000")
+	if _, err := raw(t, s.URL()).PublishMsg(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	d := w.next(t)
+	defer done(t, d)
+	_, err = b.Claim(t.Context(), d, job, asWorker)
+	var dead *broker.DeadJobError
+	if !errors.As(err, &dead) || dead.Reason != protocol.DeadNoRecord {
+		t.Errorf("Claim() = %v, want no-record", err)
+	}
+	if e, err := b.ReadRecord(t.Context(), job.Spawner.SessionID, job.DelegationID, 0); err != nil || e.Record.Status != protocol.StatusSubmitted {
+		t.Errorf("the record is %+v, %v, want it as it was", e, err)
+	}
 }

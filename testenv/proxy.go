@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,7 @@ type FaultProxy struct {
 	changed chan struct{} // closed and replaced when stalled changes
 	drop    func(subject string, payload []byte) bool
 	dropped int
+	hidden  string // subject of stored messages that clients are told do not exist; "": none
 	refused int
 	rate    int // bytes per second to the server, on each connection; 0: any
 	links   map[*link]struct{}
@@ -110,6 +112,10 @@ func (p *FaultProxy) Resume() { p.set(func() { p.stalled, p.down = 0, false }) }
 func (p *FaultProxy) DropAnswers(drop func(subject string, payload []byte) bool) {
 	p.set(func() { p.drop = drop })
 }
+
+// HideStored makes every answer that carries the stored message of a subject say that
+// there is none, as a replica that was cut off before it was written does; "" ends it.
+func (p *FaultProxy) HideStored(subject string) { p.set(func() { p.hidden = subject }) }
 
 // Dropped is how many messages were lost.
 func (p *FaultProxy) Dropped() int {
@@ -286,6 +292,12 @@ func (p *FaultProxy) toClient(l *link) error {
 		if isMessage && p.drops(subject, payload[:size]) {
 			continue
 		}
+		if isMessage && p.hides(payload[:size]) {
+			const none = "NATS/1.0 404 Message Not Found\r\n\r\n"
+			fields := strings.Fields(line)
+			fields[len(fields)-1], fields[len(fields)-2] = strconv.Itoa(len(none)), strconv.Itoa(len(none))
+			line, payload = strings.Join(fields, " ")+"\r\n", []byte(none+"\r\n")
+		}
 		if _, err := w.WriteString(line); err != nil {
 			return err
 		}
@@ -295,6 +307,12 @@ func (p *FaultProxy) toClient(l *link) error {
 			}
 		}
 	}
+}
+
+func (p *FaultProxy) hides(payload []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hidden != "" && bytes.Contains(payload, []byte("\r\nNats-Subject: "+p.hidden+"\r\n"))
 }
 
 func (p *FaultProxy) drops(subject string, payload []byte) bool {
