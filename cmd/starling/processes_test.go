@@ -111,14 +111,24 @@ func (f *processFleet) lapsed() map[protocol.DelegationID]bool {
 	if err != nil {
 		return nil // the audit then excuses nothing
 	}
+	return delegationsIn(string(text), "renewals lapsed", "claim lost")
+}
+
+// delegationsIn are those about which a log has a message that begins so.
+func delegationsIn(log string, beginnings ...string) map[protocol.DelegationID]bool {
 	all := make(map[protocol.DelegationID]bool)
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(log) {
 		var said struct {
 			Msg        string                `json:"msg"`
 			Delegation protocol.DelegationID `json:"delegation_id"`
 		}
-		if json.Unmarshal([]byte(line), &said) == nil && (strings.HasPrefix(said.Msg, "renewals lapsed") || strings.HasPrefix(said.Msg, "claim lost")) {
-			all[said.Delegation] = true
+		if json.Unmarshal([]byte(line), &said) != nil {
+			continue
+		}
+		for _, beginning := range beginnings {
+			if strings.HasPrefix(said.Msg, beginning) {
+				all[said.Delegation] = true
+			}
 		}
 	}
 	return all
@@ -379,7 +389,8 @@ func (l *load) grows(n int) {
 	})
 }
 
-// lostClaims is how often a worker said that another has its job.
+// lostClaims are of how many delegations a worker said that another has them.
 func (f *processFleet) lostClaims(t *testing.T) int {
-	return strings.Count(f.said(t), `"claim lost`)
+	t.Helper()
+	return len(delegationsIn(f.said(t), "claim lost"))
 }
