@@ -41,7 +41,7 @@ race:
 slow: cluster fleet hosts limits thirdparty fuzz
 
 # Three servers in one cluster: what answers differently there, again and again; and
-# as processes that are restarted and killed under load. About 8 minutes.
+# as processes that are restarted and killed under load. About 8 minutes on two busy cores.
 cluster:
 	go test -race -count=3 -run 'ThreeReplicas|Cluster' ./broker ./testenv
 	go test -count=1 -tags cluster -run 'TestCluster' -v -timeout 20m ./cmd/starling
@@ -51,12 +51,12 @@ fleet:
 	go test -count=1 -tags fleet -run 'TestFleet' -v -timeout 20m ./cmd/starling
 
 # Three hosts, a parent's host and a faulty network between them. Needs root, and the
-# programs ip and iptables (packages iproute2 and iptables). About 4 minutes.
+# programs ip and iptables (packages iproute2 and iptables). About 6 minutes on two busy cores.
 hosts:
 	go test -count=1 -tags hosts -run 'TestHosts' -v -timeout 20m ./cmd/starling
 
 # What is full, slow or many: see docs/operations.md, Limits. Needs root for small
-# disks. About 3 minutes.
+# disks. About 4 minutes on two busy cores.
 limits:
 	go test -count=1 -tags limits -run 'TestLimits' -v -timeout 20m ./cmd/starling
 

@@ -470,7 +470,7 @@ func TestALeaderlessQueueIsNoUndeclaredPoolAtThreeReplicas(t *testing.T) {
 	leader := c.LeaderOf(cfg.Name)
 	c.Stop(leader)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 7*time.Second)
 	defer cancel()
 	job := newJob()
 	_, err = b.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: true})

@@ -54,7 +54,7 @@ func TestClusterLosesALeader(t *testing.T) {
 	}
 	f.await(t, 2)
 	var gaps []string
-	for round := range 6 {
+	for round := range 4 {
 		consumer := ""
 		if round%2 == 1 {
 			consumer = protocol.LaneConsumer(protocol.DefaultPool, protocol.LaneUser)
