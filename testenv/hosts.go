@@ -53,7 +53,7 @@ func Hosts(t testing.TB, n int) *Network {
 	bridge := network.name + "sw"
 	must := func(args ...string) {
 		t.Helper()
-		if err := command(args...); err != nil {
+		if err := runCommand(args...); err != nil {
 			if os.Getenv("CI") == "" && strings.Contains(err.Error(), "Operation not permitted") {
 				t.Skipf("hosts: network namespaces are forbidden here: %v", err)
 			}
@@ -88,16 +88,16 @@ func Hosts(t testing.TB, n int) *Network {
 }
 
 func (n *Network) remove() {
-	err := command("ip", "netns", "del", n.name+"sw") // its ports go, and with them the other ends
+	err := runCommand("ip", "netns", "del", n.name+"sw") // its ports go, and with them the other ends
 	for _, h := range n.Hosts {
-		err = errors.Join(err, command("ip", "netns", "del", h.namespace))
+		err = errors.Join(err, runCommand("ip", "netns", "del", h.namespace))
 	}
 	if err != nil && !n.t.Failed() && !n.t.Skipped() {
 		n.t.Errorf("hosts: %v", err)
 	}
 }
 
-func command(args ...string) error {
+func runCommand(args ...string) error {
 	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
@@ -125,7 +125,7 @@ func (h *Host) Lose(incoming, outgoing int) {
 		if way.percent < 100 {
 			rule = append(rule, "-m", "statistic", "--mode", "random", "--probability", fmt.Sprintf("%.2f", float64(way.percent)/100))
 		}
-		if err := command(append(rule, "-j", "DROP")...); err != nil {
+		if err := runCommand(append(rule, "-j", "DROP")...); err != nil {
 			h.t.Fatalf("hosts: %v", err)
 		}
 	}
@@ -137,7 +137,7 @@ func (h *Host) CutOff() { h.t.Helper(); h.Lose(100, 100) }
 // Heal ends what Lose and CutOff began.
 func (h *Host) Heal() {
 	h.t.Helper()
-	if err := command("ip", "netns", "exec", h.namespace, "iptables", "-w", "-F"); err != nil {
+	if err := runCommand("ip", "netns", "exec", h.namespace, "iptables", "-w", "-F"); err != nil {
 		h.t.Fatalf("hosts: %v", err)
 	}
 }
