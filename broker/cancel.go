@@ -23,7 +23,7 @@ const (
 	cancelSilence = 3 * time.Second
 	// cancelAnswer is how long one request waits for the guest to be gone; then
 	// the record is looked at and the request repeated.
-	cancelAnswer = 15 * time.Second
+	cancelAnswer = 2 * time.Second
 	// cancelTerminal bounds the terminal status that a canceller writes if it may:
 	// otherwise whoever takes the job does.
 	cancelTerminal = 3 * time.Second
@@ -158,7 +158,7 @@ type canceling struct {
 func (c *canceling) step(ctx context.Context, e Entry) (Entry, bool, error) {
 	rec := e.Record
 	switch {
-	case rec.Status.Final() && c.answered && rec.Status == protocol.StatusTerminated:
+	case rec.Status.Final() && c.answered && rec.Outcome.ParentEnded():
 		return e, true, nil
 	case rec.Status.Final():
 		return e, true, fmt.Errorf("%w: %s is %s", ErrFinal, rec.DelegationID, rec.Status)

@@ -68,11 +68,11 @@ func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending) co
 		}
 	case errors.As(cause, &quota):
 		a.write(ctx, a.segments.Killed(quota.Error()))
+	case a.cancel.accepted() && !errors.Is(cause, errLostClaim): // also when a deadline came before the guest was gone
+		a.write(ctx, a.segments.Killed(errCanceled.Error()))
 	case errors.Is(cause, errDelegationDeadline):
 		a.write(ctx, a.segments.Killed(cause.Error()))
 		return a.pastDeadline()
-	case a.cancel.accepted() && !errors.Is(cause, errLostClaim):
-		a.write(ctx, a.segments.Killed(errCanceled.Error()))
 	default: // handed back, the claim lost, or the engine closed
 		return conclusion{handBack: true}
 	}
