@@ -1,4 +1,4 @@
-//go:build fleet
+//go:build fleet || crashpoints
 
 package main
 
@@ -34,6 +34,11 @@ type workerProcess struct {
 
 func startWorkerProcess(t *testing.T, url, dir string, log *os.File, args ...string) *workerProcess {
 	t.Helper()
+	return startProcess(t, workerCommand(t, url, dir, log, args...))
+}
+
+func workerCommand(t *testing.T, url, dir string, log *os.File, args ...string) *exec.Cmd {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -43,16 +48,24 @@ func startWorkerProcess(t *testing.T, url, dir string, log *os.File, args ...str
 	}, args...)...)
 	command.Env = append(os.Environ(), asProgram+"=1")
 	command.Stderr = log
+	return command
+}
+
+func startProcess(t *testing.T, command *exec.Cmd) *workerProcess {
+	t.Helper()
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
 	w := &workerProcess{command: command, done: make(chan error, 1)}
 	go func() { w.done <- command.Wait() }()
-	t.Cleanup(func() {
-		_ = command.Process.Kill() // it may have ended
-		<-w.done
-	})
+	t.Cleanup(w.kill)
 	return w
+}
+
+// kill ends the process with SIGKILL and waits until it is gone. Idempotent.
+func (w *workerProcess) kill() {
+	_ = w.command.Process.Kill() // it may have ended
+	w.done <- <-w.done
 }
 
 func (w *workerProcess) signal(t *testing.T, s syscall.Signal) {
