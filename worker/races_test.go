@@ -99,10 +99,7 @@ func TestCancelAndDeadlineRaces(t *testing.T) {
 	seed, count := number("RACES_SEED", uint64(time.Now().UnixNano())), number("RACES", 50)
 	t.Logf("RACES_SEED=%d RACES=%d", seed, count)
 	f := newFleet(t)
-	// No worker is lost here, however busy the machine is.
-	if err := f.bus.Init(t.Context(), broker.InitConfig{AckWait: soon}); err != nil {
-		t.Fatal(err)
-	}
+	f.patient(t)
 	moments := f.moments(t)
 	capsules := make(map[string]protocol.CapsuleRef)
 	for _, g := range raceGuests {

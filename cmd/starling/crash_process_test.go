@@ -26,7 +26,7 @@ import (
 const (
 	// crashAckWait is how soon a lost worker's job comes back, and how long a
 	// worker that lives may be held up by a busy machine.
-	crashAckWait = 3 * time.Second
+	crashAckWait = 6 * time.Second
 	// crashSoon bounds what must happen.
 	crashSoon = 90 * time.Second
 	// heldAt names the step at which a process waits for its test.
