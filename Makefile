@@ -5,7 +5,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 DEADCODE    = golang.org/x/tools/cmd/deadcode@v0.52.0
 
-.PHONY: all build test check fmt vet lint arrows tidy race slow cluster fleet hosts limits thirdparty fuzz bench deadcode golangci
+.PHONY: all build test check fmt vet lint arrows tidy race slow cluster fleet crash races hosts limits thirdparty fuzz bench deadcode golangci
 
 all: build
 
@@ -22,10 +22,10 @@ fmt:
 
 vet:
 	go vet ./...
-	go vet -tags 'fleet cluster hosts limits thirdparty' ./...
+	go vet -tags 'fleet crashpoints cluster hosts limits thirdparty' ./...
 
 lint:
-	go run $(STATICCHECK) -tags 'fleet cluster hosts limits thirdparty' ./...
+	go run $(STATICCHECK) -tags 'fleet crashpoints cluster hosts limits thirdparty' ./...
 
 # Imports point down only: see CONTRIBUTING.md.
 arrows:
@@ -38,7 +38,7 @@ race:
 	go test -race -shuffle=on -count=1 ./...
 
 # The slow suites.
-slow: cluster fleet hosts limits thirdparty fuzz
+slow: cluster fleet crash races hosts limits thirdparty fuzz
 
 # Three servers in one cluster: what answers differently there, again and again; and
 # as processes that are restarted and killed under load. About 8 minutes on two busy cores.
@@ -49,6 +49,15 @@ cluster:
 # Workers as processes: 500 jobs, two of four workers killed, one drained.
 fleet:
 	go test -count=1 -tags fleet -run 'TestFleet' -v -timeout 20m ./cmd/starling
+
+# Workers as processes, killed at each step of a job's life, or stalled there past the
+# ack wait and then back; with one server and with three.
+crash:
+	go test -count=1 -tags crashpoints -parallel 6 -run 'Crash|Zombie' -v -timeout 30m ./cmd/starling
+
+# Cancel and deadline at random moments of 1,000 jobs' lives; RACES_SEED=n repeats a run.
+races:
+	RACES=1000 go test -race -count=1 -run 'TestCancelAndDeadlineRaces' -v -timeout 20m ./worker
 
 # Three hosts, a parent's host and a faulty network between them. Needs root, and the
 # programs ip and iptables (packages iproute2 and iptables). About 6 minutes on two busy cores.

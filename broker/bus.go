@@ -205,6 +205,9 @@ func (b *Bus) options(cfg Config, name string) []nats.Option {
 	options := []nats.Option{
 		nats.Name(name), nats.Timeout(cfg.ConnectTimeout),
 		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait),
+		// Nothing waits in the client for a new connection: a worker that lost its task
+		// meanwhile would say it all at once. Callers try again.
+		nats.ReconnectBufSize(-1),
 		nats.ReconnectJitter(reconnectJitter, 4*reconnectJitter),
 		nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(maxPings),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {

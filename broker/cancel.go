@@ -23,7 +23,7 @@ const (
 	cancelSilence = 3 * time.Second
 	// cancelAnswer is how long one request waits for the guest to be gone; then
 	// the record is looked at and the request repeated.
-	cancelAnswer = 15 * time.Second
+	cancelAnswer = 2 * time.Second
 	// cancelTerminal bounds the terminal status that a canceller writes if it may:
 	// otherwise whoever takes the job does.
 	cancelTerminal = 3 * time.Second
@@ -149,7 +149,6 @@ type canceling struct {
 	bus       *Bus
 	asked     protocol.SessionID // the attempt that was asked to end
 	silent    time.Time          // since when nobody listens for it
-	answered  bool               // the worker said that it ended the delegation
 	queued    bool               // it was ended in the queue
 	overruled bool               // it was ended over a worker's claim
 }
@@ -158,8 +157,8 @@ type canceling struct {
 func (c *canceling) step(ctx context.Context, e Entry) (Entry, bool, error) {
 	rec := e.Record
 	switch {
-	case rec.Status.Final() && c.answered && rec.Status == protocol.StatusTerminated:
-		return e, true, nil
+	case rec.Status.Final() && c.asked != "" && rec.Outcome.ParentEnded():
+		return e, true, nil // its answer may have been lost
 	case rec.Status.Final():
 		return e, true, fmt.Errorf("%w: %s is %s", ErrFinal, rec.DelegationID, rec.Status)
 	case rec.Status == protocol.StatusSubmitted:
@@ -169,10 +168,10 @@ func (c *canceling) step(ctx context.Context, e Entry) (Entry, bool, error) {
 	if c.asked != rec.SessionID {
 		c.asked, c.silent = rec.SessionID, time.Time{}
 	}
-	answer, err := c.request(ctx, rec)
+	err := c.request(ctx, rec)
 	switch {
 	case err == nil:
-		c.answered = c.answered || answer.Status == protocol.StatusTerminated
+		// The record says what came of it.
 	case errors.Is(err, errNoResponders):
 		if c.silent.IsZero() {
 			c.silent = time.Now()
@@ -191,10 +190,10 @@ func (c *canceling) step(ctx context.Context, e Entry) (Entry, bool, error) {
 	return e, err != nil, err
 }
 
-func (c *canceling) request(ctx context.Context, rec protocol.Record) (protocol.CancelAnswer, error) {
+func (c *canceling) request(ctx context.Context, rec protocol.Record) error {
 	body, err := json.Marshal(protocol.CancelRequest{DelegationID: rec.DelegationID})
 	if err != nil {
-		return protocol.CancelAnswer{}, fmt.Errorf("%w: %v", ErrRefused, err)
+		return fmt.Errorf("%w: %v", ErrRefused, err)
 	}
 	subject := c.bus.ns.CancelSubject(rec.Spawner.SessionID, rec.DelegationID)
 	try, cancel := context.WithTimeout(ctx, cancelAnswer)
@@ -203,9 +202,10 @@ func (c *canceling) request(ctx context.Context, rec protocol.Record) (protocol.
 	defer release()
 	m, err := c.bus.nc.RequestMsgWithContext(guarded, &nats.Msg{Subject: subject, Data: body})
 	if err != nil {
-		return protocol.CancelAnswer{}, c.bus.failure(guarded, subject, err)
+		return c.bus.failure(guarded, subject, err)
 	}
-	return protocol.ParseCancelAnswer(m.Data)
+	_, err = protocol.ParseCancelAnswer(m.Data)
+	return err
 }
 
 // terminate writes the outcome of a cancel over a record, then the terminal

@@ -135,6 +135,25 @@ func TestCancelOfADelegationThatEndsByItselfIsFinal(t *testing.T) {
 	}
 }
 
+// TestCancelOfADelegationThatItsDeadlineEnds: terminated, but not by this parent, who
+// is told of it.
+func TestCancelOfADelegationThatItsDeadlineEnds(t *testing.T) {
+	t.Parallel()
+	b, _ := initialized(t)
+	w := take(t, b, broker.TakerConfig{Slots: 1})
+	job, _ := listening(t, b, w, func(c broker.Claim) protocol.Status {
+		rec := canceledRecord(newJob())
+		rec.DelegationID, rec.TaskID, rec.Spawner, rec.SessionID = c.Record.DelegationID, c.Record.TaskID, c.Record.Spawner, c.Record.SessionID
+		rec.Outcome.DelegationID, rec.Outcome.Detail = c.Record.DelegationID, protocol.DeadlineDetail(3)
+		if _, err := b.WriteRecord(context.Background(), rec, c.Revision); err != nil {
+			t.Error(err)
+		}
+		return protocol.StatusTerminated
+	})
+	_, err := b.Cancel(t.Context(), job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+	wantError(t, "Cancel()", err, broker.ErrFinal, "terminated")
+}
+
 func TestCancelWritesOverTheClaimOfAWorkerThatIsGone(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)

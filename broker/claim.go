@@ -18,7 +18,7 @@ const (
 	Claimed   ClaimKind = iota + 1 // it was submitted and is this worker's now: run it
 	TakenOver                      // it was a lost worker's and is this worker's now: run it
 	Final                          // it has its outcome: complete it from the record
-	Earlier                        // a later delivery holds it: drop this one, without ack or nak
+	Earlier                        // a later delivery holds or held it: drop this one, without ack or nak
 	Spent                          // it is a lost worker's and no attempt is left: report it crashed
 )
 
@@ -102,6 +102,8 @@ func (b *Bus) Claim(
 // claimKind is the table of section 6.
 func claimKind(rec protocol.Record, mark protocol.DeliveryMark, maxAttempts int) ClaimKind {
 	switch {
+	case rec.Status.Final() && rec.Delivery.After(mark):
+		return Earlier // the later delivery completes it, or the one after that
 	case rec.Status.Final():
 		return Final
 	case rec.Status == protocol.StatusSubmitted:

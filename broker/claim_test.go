@@ -125,6 +125,26 @@ func TestClaimOfAnEndedDelegationIsFinal(t *testing.T) {
 	done(t, d)
 }
 
+// TestClaimOfAnEndedDelegationByAnEarlierDelivery leaves it to the later one, which
+// completes it.
+func TestClaimOfAnEndedDelegationByAnEarlierDelivery(t *testing.T) {
+	t.Parallel()
+	b, _ := initialized(t)
+	w := take(t, b, broker.TakerConfig{Slots: 1})
+	job := newJob()
+	d, c := claimed(t, b, w, job)
+	rec := canceledRecord(job)
+	rec.SessionID, rec.Delivery = c.Record.SessionID, d.Mark()
+	rec.Delivery.Count++
+	if _, err := b.WriteRecord(t.Context(), rec, c.Revision); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := b.Claim(t.Context(), d, job, asWorker); err != nil || c.Kind != broker.Earlier {
+		t.Errorf("Claim() = %s, %v; want earlier", c.Kind, err)
+	}
+	done(t, d)
+}
+
 func TestAJobThatDisagreesIsADeadLetterAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	b, _ := initialized(t)

@@ -54,6 +54,8 @@ type FrameSender struct {
 	broken   error  // for good
 	flushes  int    // callers of Flush: nothing waits to be joined
 
+	mine func() bool // nil: nobody asks; set before the first frame
+
 	joinTimer *time.Timer
 	joining   bool // the timer runs
 	tickTimer *time.Timer
@@ -73,6 +75,12 @@ type waitingFrame struct {
 func (b *Bus) NewFrameSender(place protocol.Place) *FrameSender {
 	return &FrameSender{bus: b, place: place, subject: b.ns.TaskSubject(place.TaskID)}
 }
+
+// SendWhile has the sender hold its frames back while mine says no: a sender
+// that was stalled still has frames to send, or to send again, when its task is
+// another's. mine is called often, under a lock, and must not block. Call it
+// before the first Send.
+func (s *FrameSender) SendWhile(mine func() bool) { s.mine = mine }
 
 // Send takes a frame. A text or a thought that is too long for one frame becomes
 // several; one that may have neighbours goes out within 20 ms, everything else at
@@ -214,6 +222,10 @@ func (s *FrameSender) pump() {
 			s.armJoin(wait)
 			return
 		}
+		if !s.mayPublish() {
+			s.armTick(ackTick)
+			return
+		}
 		msg, err := s.encode(w)
 		if err != nil {
 			s.fail(err)
@@ -232,6 +244,8 @@ func (s *FrameSender) pump() {
 		s.wake()
 	}
 }
+
+func (s *FrameSender) mayPublish() bool { return s.mine == nil || s.mine() }
 
 // joinWait is how long the first waiting frame still waits for neighbours. Only
 // the last of the buffer does, and only a fragment.

@@ -64,6 +64,38 @@ func framesOf(t testing.TB, js jetstream.JetStream, task protocol.TaskID) []prot
 	return frames
 }
 
+// TestFramesAreHeldBackWhileTheTaskIsNotOurs: what was taken goes out when the
+// worker is sure again, and nothing before.
+func TestFramesAreHeldBackWhileTheTaskIsNotOurs(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	js := raw(t, s.URL())
+	place := newPlace()
+	sender := b.NewFrameSender(place)
+	defer sender.Close()
+	var mine atomic.Bool
+	asked := make(chan struct{}, 1)
+	sender.SendWhile(func() bool {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		return mine.Load()
+	})
+	send(t, sender, progress(1), text("one"), progress(2))
+	for range 3 { // the sends, and the sender's own looks
+		<-asked
+	}
+	if held := framesOf(t, js, place.TaskID); len(held) != 0 {
+		t.Errorf("%d frames went out of a task that is another's", len(held))
+	}
+	mine.Store(true)
+	flush(t, sender)
+	if sent := framesOf(t, js, place.TaskID); len(sent) != 3 || sent[0].Seq != 1 {
+		t.Errorf("frames %+v, want all three", sent)
+	}
+}
+
 func TestFramesAreNumberedFromOneAndFlushWaitsForThemAll(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)

@@ -124,7 +124,11 @@ func (s *FrameSender) tick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ticking = false
-	if s.broken != nil || len(s.inFlight) == 0 {
+	if s.broken != nil {
+		return
+	}
+	if len(s.inFlight) == 0 {
+		s.pump() // what was held back
 		return
 	}
 	if time.Since(s.inFlight[0].sent) > frameTimeout || s.bus.frames.Stats().Reconnects != s.conn {
@@ -137,9 +141,10 @@ func (s *FrameSender) tick() {
 		}
 		s.refused(fmt.Errorf("%w: no ack", ErrUnavailable))
 	}
-	if s.failed != nil && !time.Now().Before(s.resendAt) && s.allAnswered() {
+	if s.failed != nil && !time.Now().Before(s.resendAt) && s.allAnswered() && s.mayPublish() {
 		s.resend()
 	}
+	s.pump()
 	s.armTick(ackTick)
 }
 

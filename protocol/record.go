@@ -126,7 +126,7 @@ func (r Record) Key() string { return LedgerKey(r.Spawner.SessionID, r.Delegatio
 //
 // Source: docs/protocol.md, section 6, Writing.
 func (r Record) Holds(written Record) bool {
-	if r.TaskID != written.TaskID || r.Status != written.Status || r.SessionID != written.SessionID ||
+	if r.TaskID != written.TaskID || r.Status != written.Status || r.SessionID != written.SessionID || r.Delivery != written.Delivery ||
 		(r.Outcome == nil) != (written.Outcome == nil) {
 		return false
 	}
@@ -136,6 +136,16 @@ func (r Record) Holds(written Record) bool {
 // AttemptsLeft reports whether another attempt may begin. Attempts that a drain
 // handed back do not count.
 func (r Record) AttemptsLeft(maxAttempts int) bool { return r.Attempt-r.Returned < maxAttempts }
+
+// AttemptsSpent reports whether the delegation ended because its worker was lost
+// and no attempt was left: its job is then a dead letter. The record says so to
+// whoever completes it, also when the worker that wrote it is gone.
+//
+// Source: docs/protocol.md, section 10.
+func (r Record) AttemptsSpent() bool {
+	return r.Status == StatusCrashed && r.Outcome != nil && r.Outcome.ReportedBy == ReportedByLauncher &&
+		r.Outcome.Detail == LostDetail(r.WorkerID, r.Attempt)
+}
 
 // Disagrees names the first member in which a job differs from its record, or
 // "" when they agree. Such a job is a dead letter.

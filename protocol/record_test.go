@@ -127,8 +127,8 @@ func TestRecordRefusals(t *testing.T) {
 	}
 }
 
-// TestRecordHolds: section 6, Writing: the same task, status, session and
-// outcome are the writer's own write.
+// TestRecordHolds: section 6, Writing: the same task, status, session,
+// delivery and outcome are the writer's own write.
 func TestRecordHolds(t *testing.T) {
 	t.Parallel()
 	working := wantRecord()
@@ -151,7 +151,8 @@ func TestRecordHolds(t *testing.T) {
 		"outcome.delivered":              {func(r *protocol.Record) { r.Outcome.Delivered = true }, false},
 		"outcome.worker_id":              {func(r *protocol.Record) { r.Outcome.WorkerID = "wrk_2" }, false},
 		"outcome.result_object":          {func(r *protocol.Record) { r.Outcome.ResultObject = &protocol.ResultObject{Name: "x"} }, false},
-		"what the rule does not compare": {func(r *protocol.Record) { r.Attempt, r.Delivery.Count, r.EndedAt = 2, 2, at(9) }, true},
+		"delivery":                       {func(r *protocol.Record) { r.Delivery.Count++ }, false},
+		"what the rule does not compare": {func(r *protocol.Record) { r.Attempt, r.EndedAt = 2, at(9) }, true},
 	} {
 		written := wantRecord()
 		tt.change(&written)
@@ -163,6 +164,36 @@ func TestRecordHolds(t *testing.T) {
 	one.Outcome.ResultObject, two.Outcome.ResultObject = &protocol.ResultObject{Name: "x"}, &protocol.ResultObject{Name: "x"}
 	if !one.Holds(two) {
 		t.Error("Holds compares the address of result_object, not what it says")
+	}
+}
+
+// TestRecordAttemptsSpent: section 10, Dead letters, read from the record alone.
+func TestRecordAttemptsSpent(t *testing.T) {
+	t.Parallel()
+	spent := wantRecord()
+	spent.Status, spent.WorkerID, spent.Attempt = protocol.StatusCrashed, "wrk_1", 3
+	spent.Outcome.Status, spent.Outcome.ReportedBy = protocol.StatusCrashed, protocol.ReportedByLauncher
+	spent.Outcome.Detail = "worker wrk_1 was lost while running attempt 3"
+	if !spent.AttemptsSpent() {
+		t.Errorf("AttemptsSpent() of %+v = false", spent.Outcome)
+	}
+	for name, change := range map[string]func(*protocol.Record, *protocol.Outcome){
+		"no outcome":     func(r *protocol.Record, _ *protocol.Outcome) { r.Outcome = nil },
+		"another status": func(r *protocol.Record, _ *protocol.Outcome) { r.Status = protocol.StatusError },
+		"another worker": func(_ *protocol.Record, o *protocol.Outcome) {
+			o.Detail = "worker wrk_2 was lost while running attempt 3"
+		},
+		"another attempt": func(_ *protocol.Record, o *protocol.Outcome) {
+			o.Detail = "worker wrk_1 was lost while running attempt 2"
+		},
+		"the child": func(_ *protocol.Record, o *protocol.Outcome) { o.ReportedBy = protocol.ReportedByChild },
+		"a trap":    func(_ *protocol.Record, o *protocol.Outcome) { o.Detail = protocol.CrashDetail("unreachable", nil) },
+	} {
+		r, o := spent, *spent.Outcome
+		r.Outcome = &o
+		if change(&r, &o); r.AttemptsSpent() {
+			t.Errorf("%s: AttemptsSpent() = true", name)
+		}
 	}
 }
 

@@ -63,12 +63,14 @@ func (w *Worker) newAttempt(ctx context.Context, log *slog.Logger, h *hold, c *c
 		return nil, errors.Join(fmt.Errorf("trace: %w", err), dir.close())
 	}
 	tr.start(time.Now(), rec)
+	frames := w.bus.NewFrameSender(protocol.Place{
+		TaskID: rec.TaskID, ContextID: rec.ContextID, SessionID: rec.SessionID, Attempt: rec.Attempt,
+		Traceparent: traceparentOf(ctx),
+	})
+	frames.SendWhile(h.mine)
 	return &attempt{
 		w: w, log: log, hold: h, cancel: c, job: job, claim: claim, dir: dir, trace: tr, started: time.Now(),
-		frames: w.bus.NewFrameSender(protocol.Place{
-			TaskID: rec.TaskID, ContextID: rec.ContextID, SessionID: rec.SessionID, Attempt: rec.Attempt,
-			Traceparent: traceparentOf(ctx),
-		}),
+		frames:   frames,
 		segments: NewSegments(SegmentConfig{MaxTurns: protocol.DefaultManifest("", "").Inference.MaxTurns}),
 	}, nil
 }
@@ -148,6 +150,7 @@ func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]s
 	if err != nil {
 		return found, nil, err
 	}
+	crashpoint("capsule fetched")
 	a.module, a.manifest = found.path, found.Manifest
 	if err := a.w.cfg.Ceiling.check(a.manifest.Capabilities.Limits); err != nil {
 		return found, nil, err
@@ -160,7 +163,12 @@ func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]s
 	if err := a.dir.prepare(a.manifest.Capabilities.Filesystem.Scope, protocol.MessageText(a.job.Message)); err != nil {
 		return found, nil, err
 	}
-	return found, env, a.compile(preparing, found)
+	if err := a.compile(preparing, found); err != nil {
+		return found, nil, err
+	}
+	crashpoint("prepared")
+	// Getting ready may have taken long: nothing starts for a task that is another's.
+	return found, env, a.w.persist(preparing, func() error { return a.hold.sure(ctx) })
 }
 
 // compile gets the module ready. A damaged copy on this host is no fault of the
@@ -205,6 +213,7 @@ func (a *attempt) event(ctx context.Context, stop context.CancelCauseFunc, e pro
 		stop(errFrames)
 		return
 	}
+	crashpoint("guest running")
 	if a.segments.Refused() {
 		stop(errBudget)
 	}

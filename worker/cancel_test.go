@@ -41,6 +41,7 @@ const (
 func TestCancelOfARunningGuest(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
+	f.patient(t)
 	m := f.hire(t, func(c *worker.Config) { c.Slots = 8 })
 	for name, c := range map[string]struct {
 		steps   []step

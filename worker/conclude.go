@@ -30,10 +30,11 @@ type conclusion struct {
 //
 // Source: docs/protocol.md, section 7 (Endings) and section 8 (situations).
 func (a *attempt) conclude(ctx context.Context, cause error, end sandbox.Ending) conclusion {
-	if a.cancel.accepted() {
+	canceled := a.cancel.accepted() // once: one that is accepted from here on comes too late
+	if canceled {
 		a.segments.Interrupt()
 	}
-	c := a.ended(ctx, cause, end)
+	c := a.ended(ctx, cause, end, canceled)
 	if a.unsent && !c.handBack {
 		a.log.Error("frames not published: the task is handed back")
 		return conclusion{hostFault: true}
@@ -42,7 +43,7 @@ func (a *attempt) conclude(ctx context.Context, cause error, end sandbox.Ending)
 }
 
 // ended is conclude for a guest whose frames could all be sent.
-func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending) conclusion {
+func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending, canceled bool) conclusion {
 	var quota *quotaError
 	switch {
 	case end.Kind == sandbox.Refused && errors.Is(end.Err, sandbox.ErrRefused):
@@ -63,16 +64,16 @@ func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending) co
 		return conclusion{handBack: true, charged: end.Blame == sandbox.BlameUnclear}
 	case end.Kind == sandbox.Trapped || end.Kind == sandbox.ProcessDied:
 		a.write(ctx, a.segments.Killed(end.Message))
-		if !a.cancel.accepted() {
+		if !canceled {
 			return crashed(end.Message, end.Trap, end.StderrTail)
 		}
 	case errors.As(cause, &quota):
 		a.write(ctx, a.segments.Killed(quota.Error()))
+	case canceled && !errors.Is(cause, errLostClaim): // also when a deadline came before the guest was gone
+		a.write(ctx, a.segments.Killed(errCanceled.Error()))
 	case errors.Is(cause, errDelegationDeadline):
 		a.write(ctx, a.segments.Killed(cause.Error()))
 		return a.pastDeadline()
-	case a.cancel.accepted() && !errors.Is(cause, errLostClaim):
-		a.write(ctx, a.segments.Killed(errCanceled.Error()))
 	default: // handed back, the claim lost, or the engine closed
 		return conclusion{handBack: true}
 	}

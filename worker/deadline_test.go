@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"starling/protocol"
+	"starling/worker"
 )
 
 func deadlineIn(d time.Duration) func(*protocol.Job) {
@@ -20,6 +21,20 @@ const (
 	deadlineBeforeStart = "the delegation deadline passed before the capsule was started"
 	deadlineWhileLost   = "the capsule was still running after 2s and was ended at the delegation deadline"
 )
+
+// TestAnAcceptedCancelWinsOverTheDeadline that passes in its grace: the parent ended
+// it, and is not told.
+func TestAnAcceptedCancelWinsOverTheDeadline(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, func(c *worker.Config) { c.CancelGrace = soon })
+	job := f.dispatch(t, f.job(f.push(t, "both", guest(t, say("ready"), forever())), "x", deadlineIn(3*time.Second)))
+	f.saying(t, job, "ready")
+	if result, err := f.cancel(t, job); err != nil || !result.Record.Outcome.ParentEnded() {
+		t.Fatalf("Cancel = %+v, %v; want the parent's end", result.Record.Outcome, err)
+	}
+	ended{f.settled(t, job), f.frames(t, job)}.check(t, f, job, canceled(wasKilled))
+}
 
 // TestDelegationDeadline are the places where a deadline can pass.
 func TestDelegationDeadline(t *testing.T) {

@@ -66,6 +66,7 @@ func guest(tb testing.TB, steps ...step) []byte {
   (import "wasi_snapshot_preview1" "path_symlink" (func $symlink (param i32 i32 i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "poll_oneoff" (func $poll (param i32 i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+  (import "wasi_snapshot_preview1" "clock_time_get" (func $clock (param i32 i64 i32) (result i32)))
   (import "starling:capsule/control@0.1.0" "canceled" (func $canceled (result i32)))
   (memory (export "memory") 4)
   (table 0 funcref)
@@ -93,6 +94,20 @@ func say(text string) step {
 
 func cry(text string) step {
 	return func(p *program) { p.do("(call $put (i32.const 2) %s)", p.constant(text)) }
+}
+
+// stamp prints the time as 16 digits from a to p: nanoseconds since 1970, in hex.
+func stamp() step {
+	return func(p *program) {
+		p.do(`(drop (call $clock (i32.const 0) (i64.const 1) (i32.const 208)))
+    (local.set $i (i32.const 0))
+    (loop %[1]s
+      (i32.store8 (i32.add (i32.const 216) (local.get $i)) (i32.add (i32.const 97) (i32.wrap_i64 (i64.and (i64.const 15)
+        (i64.shr_u (i64.load (i32.const 208)) (i64.extend_i32_u (i32.sub (i32.const 60) (i32.mul (i32.const 4) (local.get $i)))))))))
+      (local.set $i (i32.add (local.get $i) (i32.const 1)))
+      (br_if %[1]s (i32.lt_u (local.get $i) (i32.const 16))))
+    (call $put (i32.const 1) (i32.const 216) (i32.const 16))`, p.label())
+	}
 }
 
 // echo copies stdin to stdout.

@@ -76,6 +76,15 @@ func newFleetOn(t *testing.T, server *testenv.Server, url string, answers ...tes
 	return f
 }
 
+// patient has no worker count as lost, however busy the machine is. Call it before
+// any is hired.
+func (f *fleet) patient(t *testing.T) {
+	t.Helper()
+	if err := f.bus.Init(t.Context(), broker.InitConfig{AckWait: soon}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (f *fleet) connect(t *testing.T, url string) *broker.Bus {
 	t.Helper()
 	bus, err := broker.Connect(t.Context(), broker.Config{URL: url, SeparateFrames: true})

@@ -3,17 +3,22 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
 
 	"starling/broker"
+	"starling/protocol"
 )
 
 // errLostClaim ends a job whose delegation another worker, or a canceller, has
 // taken: the guest is stopped and nothing more is written, acked, nak'ed or
 // renewed.
 var errLostClaim = errors.New("the claim was lost")
+
+// errLapsed leaves a job that nobody claimed to its next delivery.
+var errLapsed = errors.New("the delivery was not renewed in time")
 
 // hold keeps a delivery from being redelivered while its job lives: it renews
 // it every ack wait / 3 from a goroutine of its own, which neither a guest nor a
@@ -39,6 +44,8 @@ type hold struct {
 	checked atomic.Int64                 // since start, of the last look at the record; written by sure
 	claim   atomic.Pointer[broker.Entry] // what is held; nil before the claim
 	gone    atomic.Bool                  // the claim was lost
+	telling atomic.Bool                  // the parent's door is being asked
+	writing atomic.Bool                  // the record, by this worker
 }
 
 // hold starts to renew a delivery. The context it returns is done, with
@@ -65,6 +72,7 @@ func (h *hold) renew(ctx context.Context) {
 	defer close(h.stopped)
 	ticker := time.NewTicker(h.ackWait / 3)
 	defer ticker.Stop()
+	looked := false
 	for {
 		select {
 		case <-ctx.Done():
@@ -76,13 +84,24 @@ func (h *hold) renew(ctx context.Context) {
 		if h.sure(ctx) != nil {
 			continue
 		}
+		// Once a record is read that need not be: how long the delivery was under way
+		// before it came here, nobody knows.
+		if claim := h.claim.Load(); claim != nil && !looked {
+			bounded, cancel := context.WithTimeout(ctx, h.ackWait/6)
+			err := h.look(bounded, claim)
+			cancel()
+			if errors.Is(err, errLostClaim) {
+				continue
+			}
+			looked = err == nil
+		}
 		answer, cancel := context.WithTimeout(ctx, h.ackWait/3)
 		began := time.Now()
 		err := h.delivery.Extend(answer)
 		cancel()
 		switch {
 		case err == nil:
-			h.renewed.Store(int64(began.Sub(h.start)))
+			h.confirmed(began, time.Now())
 		case errors.Is(err, broker.ErrSettled):
 			return
 		case ctx.Err() == nil:
@@ -91,11 +110,28 @@ func (h *hold) renew(ctx context.Context) {
 	}
 }
 
+// confirmed notes a renewal that was begun and confirmed at those times. The
+// server says yes to a lost job too: one that took longer than what was left of
+// the ack wait may have come too late, and proves nothing.
+func (h *hold) confirmed(began, at time.Time) {
+	if at.Sub(h.start)-time.Duration(h.renewed.Load()) > h.ackWait {
+		h.lapse()
+	}
+	h.renewed.Store(int64(began.Sub(h.start)))
+}
+
+func (h *hold) lapse() {
+	if !h.lapsed.Swap(true) {
+		h.log.Warn("renewals lapsed: from now on the record says whose the job is")
+	}
+}
+
 // sure reports that the job is this worker's. It is while it was renewed within
 // the ack wait. Once it lapsed the job may have been given to another, whose
 // claim can come after any look at the record: so from then on the record is
-// read again and again, at least before each renewal. It is errLostClaim when
-// another has the job, and the bus's error when nobody can tell.
+// read again and again, at least before each renewal. It is errLapsed when
+// nothing was claimed before, errLostClaim when another has the job or may have it
+// unseen, and the bus's error when nobody can tell.
 func (h *hold) sure(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -105,28 +141,70 @@ func (h *hold) sure(ctx context.Context) error {
 		if now-time.Duration(h.renewed.Load()) <= h.ackWait {
 			return nil
 		}
-		if !h.lapsed.Swap(true) {
-			h.log.WarnContext(ctx, "renewals lapsed: from now on the record says whose the job is")
-		}
+		h.lapse()
 	}
 	claim := h.claim.Load()
-	if claim == nil {
-		return nil // nothing claimed: the claim itself will tell
+	switch {
+	case claim == nil:
+		return errLapsed
+	case claim.Record.Status == protocol.StatusSubmitted, claim.Record.Status.Final() && !h.telling.Load():
+		// A record that was handed back or has its outcome is nobody's: another may
+		// have the job without a word in it. Its next delivery does the rest, or a
+		// late nak would take it out of that one's hands, or both would tell the parent.
+		return h.give(ctx, claim)
 	}
 	if looked := time.Duration(h.checked.Load()); looked > 0 && now-looked < h.ackWait/4 {
 		return nil
 	}
+	return h.look(ctx, claim)
+}
+
+// look reads whether the claim holds. It is errLostClaim when it does not, and the
+// bus's error when nobody can tell.
+func (h *hold) look(ctx context.Context, claim *broker.Entry) error {
+	began := time.Since(h.start)
 	mine, err := h.bus.StillMine(ctx, *claim)
 	if err != nil {
 		return err
 	}
-	if !mine {
-		h.giveUp()
-		h.log.WarnContext(ctx, "claim lost: the job is left to its new owner", "revision", claim.Revision)
-		return errLostClaim
+	switch {
+	case mine:
+		h.checked.Store(int64(began))
+		return nil
+	case h.writing.Load() || h.claim.Load() != claim:
+		return fmt.Errorf("%w: the record is being written", broker.ErrUnavailable) // by this worker, or it will learn that it lost
 	}
-	h.checked.Store(int64(now))
-	return nil
+	return h.give(ctx, claim)
+}
+
+// write writes what becomes of a record that stands at revision at, and holds
+// that from then on.
+func (h *hold) write(ctx context.Context, rec protocol.Record, at uint64) (broker.Entry, error) {
+	h.writing.Store(true)
+	defer h.writing.Store(false)
+	entry, err := h.bus.WriteRecord(ctx, rec, at)
+	if err == nil {
+		h.claim.Store(&entry)
+	}
+	return entry, err
+}
+
+// give leaves the job to whoever has it, or gets it next.
+func (h *hold) give(ctx context.Context, claim *broker.Entry) error {
+	h.giveUp()
+	h.log.WarnContext(ctx, "claim lost: the job is left to its new owner", "revision", claim.Revision)
+	return errLostClaim
+}
+
+// mine reports, without asking anybody, that the job was this worker's a moment
+// ago: what was given to the bus before a stall may go out.
+func (h *hold) mine() bool {
+	now := time.Since(h.start)
+	if !h.lapsed.Load() {
+		return now-time.Duration(h.renewed.Load()) <= h.ackWait
+	}
+	looked := time.Duration(h.checked.Load())
+	return looked > 0 && now-looked < h.ackWait/2
 }
 
 // giveUp leaves the job to its new owner.

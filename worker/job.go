@@ -19,6 +19,7 @@ import (
 // jobs' life; guests is done when running guests must be handed back.
 func (w *Worker) do(ctx, guests context.Context, d *broker.Delivery) {
 	defer d.Release()
+	crashpoint("fetched")
 	log := w.log.With("pool", w.cfg.Pool)
 	if place, err := d.Place(); err == nil {
 		w.metrics.taken.WithLabelValues(string(place.Lane)).Inc()
@@ -56,22 +57,30 @@ func (w *Worker) do(ctx, guests context.Context, d *broker.Delivery) {
 	}
 	defer listener.Close()
 	defer cancel.end("") // first: what listens waits for it
-	claim, err := w.claim(ctx, d, job)
+	claim, err := w.claim(ctx, hold, d, job)
 	if err != nil {
 		w.unclaimed(ctx, log, d, err)
 		return
 	}
 	hold.claim.Store(&claim.Entry)
 	w.metrics.waited(claim.Record, time.Now())
+	crashpoint("claimed")
 	w.settleClaim(ctx, guests, &delegation{w: w, log: log, hold: hold, cancel: cancel, delivery: d, job: job}, claim)
 }
 
-// claim writes the claim; a bus that is away is waited for.
-func (w *Worker) claim(ctx context.Context, d *broker.Delivery, job protocol.Job) (claim broker.Claim, err error) {
+// claim writes the claim; a bus that is away is waited for, but no longer than
+// the delivery is sure to be this worker's.
+func (w *Worker) claim(ctx context.Context, h *hold, d *broker.Delivery, job protocol.Job) (claim broker.Claim, err error) {
 	ctx, end := w.span(ctx, "claim")
 	defer func() { end(err) }()
 	err = w.persist(ctx, func() error {
-		claim, err = w.bus.Claim(ctx, d, job, func(rec protocol.Record) protocol.Record { return w.begin(job, rec, time.Now()) })
+		if err := h.sure(ctx); err != nil {
+			return err
+		}
+		claim, err = w.bus.Claim(ctx, d, job, func(rec protocol.Record) protocol.Record {
+			crashpoint("claiming")
+			return w.begin(job, rec, time.Now())
+		})
 		return err
 	})
 	return claim, err
@@ -128,15 +137,15 @@ func (w *Worker) deadLetter(ctx context.Context, log *slog.Logger, d *broker.Del
 // settleClaim does what the claim asks for.
 func (w *Worker) settleClaim(ctx, guests context.Context, g *delegation, claim broker.Claim) {
 	switch {
-	case claim.Record.Status.Final():
-		g.cancel.end(claim.Record.Status)
-		g.complete(ctx, claim.Entry, attemptEnd{})
 	case claim.Kind == broker.Earlier:
 		g.delivery.Drop()
+	case claim.Record.Status.Final():
+		g.cancel.end(claim.Record.Status)
+		g.completeLost(ctx, claim.Entry)
 	case claim.Kind == broker.Spent:
 		// The record stays the lost worker's: its session and work directory are
 		// where an operator looks. It is the last the job hears.
-		g.endUnrun(ctx, lostWorker(claim.Prior), claim.Prior, claim.Revision, attemptEnd{spent: true})
+		g.endUnrun(ctx, lostWorker(claim.Prior), claim.Prior, claim.Revision)
 	default: // claimed, or taken over from a lost worker
 		g.attempt(ctx, guests, claim)
 	}

@@ -65,6 +65,7 @@ func TestMixedJobsOnTwoWorkers(t *testing.T) {
 	t.Parallel()
 	const jobs = 200
 	f := newFleet(t)
+	f.patient(t)
 	mirror := f.mirror(t)
 	module := guest(t, echo())
 	plain, script := f.push(t, "plain", module), f.push(t, "script", module, events)

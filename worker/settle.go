@@ -29,7 +29,6 @@ type delegation struct {
 type attemptEnd struct {
 	root   *os.Root // of the work directory; nil: completion.json is not ours to write
 	frames *broker.FrameSender
-	spent  bool // the job becomes a dead letter
 }
 
 // place is where the terminal status goes: behind the attempt's frames, or
@@ -50,6 +49,10 @@ func (e attemptEnd) place() broker.TerminalOptions {
 func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 	log := g.log.With("attempt", claim.Record.Attempt, "session_id", claim.Record.SessionID)
 	g.log = log
+	if err := g.step(ctx, func() error { return nil }); err != nil {
+		g.left("the attempt was not begun", err)
+		return
+	}
 	g.w.metrics.attempts.Inc()
 	ctx, end := g.w.span(ctx, "attempt", attribute.Int("starling.attempt", claim.Record.Attempt),
 		attribute.String("starling.session_id", string(claim.Record.SessionID)))
@@ -60,12 +63,14 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 		if g.pause(ctx, claim.Record) {
 			g.handBack(ctx, claim.Entry)
 		} else {
-			g.endUnrun(ctx, canceledBeforeStart(), claim.Record, claim.Revision, attemptEnd{})
+			g.endUnrun(ctx, canceledBeforeStart(), claim.Record, claim.Revision)
 		}
 		return
 	}
 	defer a.close()
+	crashpoint("directory made")
 	c := a.run(ctx, guests)
+	crashpoint("guest ended")
 	if c.hostFault && !g.pause(ctx, claim.Record) {
 		c = canceledBeforeStart()
 	}
@@ -85,6 +90,7 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 		return
 	}
 	g.delivery.Release()
+	crashpoint("slot free")
 	began := time.Now()
 	g.report(ctx, a, c)
 	g.w.metrics.report.Observe(time.Since(began).Seconds())
@@ -115,10 +121,10 @@ func (g *delegation) report(ctx context.Context, a *attempt, c conclusion) {
 
 // endUnrun ends a delegation of which nothing runs here: c over its record, which
 // stands at revision at.
-func (g *delegation) endUnrun(ctx context.Context, c conclusion, rec protocol.Record, at uint64, end attemptEnd) {
+func (g *delegation) endUnrun(ctx context.Context, c conclusion, rec protocol.Record, at uint64) {
 	entry, err := g.writeOutcome(ctx, c.record(rec, g.w.cfg.WorkerID, "", nil, time.Now()), at)
 	if err == nil { // else writeOutcome gave the job up
-		g.complete(ctx, entry, end)
+		g.complete(ctx, entry, attemptEnd{})
 	}
 }
 
@@ -142,6 +148,7 @@ func (g *delegation) conclusionRecord(ctx context.Context, a *attempt, c conclus
 				return rec, err
 			}
 			object, response.Object = &stored, &stored
+			crashpoint("result stored")
 		}
 		if err := a.send(ctx, response); err != nil {
 			return rec, err
@@ -150,6 +157,7 @@ func (g *delegation) conclusionRecord(ctx context.Context, a *attempt, c conclus
 	if err := a.frames.Flush(ctx); err != nil {
 		return rec, err
 	}
+	crashpoint("frames stored")
 	return c.record(rec, g.w.cfg.WorkerID, resultPath, object, time.Now()), nil
 }
 
@@ -165,7 +173,7 @@ func (g *delegation) storeResult(ctx context.Context, rec protocol.Record, resul
 // means that the claim is lost.
 func (g *delegation) writeOutcome(ctx context.Context, rec protocol.Record, at uint64) (entry broker.Entry, err error) {
 	err = g.w.persist(ctx, func() error {
-		entry, err = g.w.bus.WriteRecord(ctx, rec, at)
+		entry, err = g.hold.write(ctx, rec, at)
 		return err
 	})
 	switch {
@@ -174,25 +182,57 @@ func (g *delegation) writeOutcome(ctx context.Context, rec protocol.Record, at u
 	case err != nil:
 		g.left("the outcome was not written", err)
 	default:
-		g.hold.claim.Store(&entry)
 		g.cancel.end(entry.Record.Status)
+		crashpoint("outcome written")
 	}
 	return entry, err
+}
+
+// completeLost completes a delegation whose worker was lost after its outcome. When
+// the parent is still to be told, the record is made this delivery's first: of
+// two workers that both have a delivery, one tells.
+func (g *delegation) completeLost(ctx context.Context, entry broker.Entry) {
+	if g.untold(entry) && g.delivery.Mark().After(entry.Record.Delivery) {
+		rec := entry.Record
+		rec.Delivery = g.delivery.Mark()
+		err := g.step(ctx, func() (err error) {
+			entry, err = g.hold.write(ctx, rec, entry.Revision)
+			return err
+		})
+		switch {
+		case errors.Is(err, broker.ErrLost):
+			g.hold.lost(ctx)
+			return
+		case err != nil:
+			g.left("the delegation was not completed", err)
+			return
+		}
+	}
+	g.complete(ctx, entry, attemptEnd{})
+}
+
+// untold reports whether the parent is to be told of a final record.
+func (g *delegation) untold(entry broker.Entry) bool {
+	o := entry.Record.Outcome
+	return g.job.Spawner.HasAddress() && !o.Delivered && o.DeliveryError == "" && !o.ParentEnded()
 }
 
 // complete tells everybody of a final record, from the record and never from
 // memory, and settles the delivery.
 func (g *delegation) complete(ctx context.Context, entry broker.Entry, end attemptEnd) {
 	g.writeFile(end.root, entry.Record)
+	crashpoint("file written")
 	place := end.place()
 	place.Traceparent = traceparentOf(ctx)
 	err := g.step(ctx, func() error { return g.w.bus.WriteTerminal(ctx, entry.Record, place) })
 	if err == nil {
+		crashpoint("task ended")
 		entry, err = g.tell(ctx, entry, end)
 	}
 	if err == nil {
+		crashpoint("settling")
 		err = g.step(ctx, func() error {
-			if end.spent {
+			if entry.Record.AttemptsSpent() {
 				return g.delivery.DeadLetter(ctx, protocol.DeadAttemptsSpent, entry.Record.Outcome.Detail)
 			}
 			return g.delivery.Ack(ctx)
@@ -205,7 +245,7 @@ func (g *delegation) complete(ctx context.Context, entry broker.Entry, end attem
 	g.w.jobsDone.Add(1)
 	o := entry.Record.Outcome
 	g.w.metrics.settled.WithLabelValues(string(o.Status)).Inc()
-	if end.spent {
+	if entry.Record.AttemptsSpent() {
 		g.w.metrics.dead.WithLabelValues(string(protocol.DeadAttemptsSpent)).Inc()
 	}
 	g.log.Info("job settled", "outcome", o.Status, "duration_ms", o.DurationMS, "delivered", o.Delivered)
@@ -214,14 +254,18 @@ func (g *delegation) complete(ctx context.Context, entry broker.Entry, end attem
 // tell posts the news to the parent's door and writes down how that went. A
 // delegation that the parent ended, or that was posted before, is not posted.
 func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEnd) (broker.Entry, error) {
-	o := *entry.Record.Outcome
-	if !g.job.Spawner.HasAddress() || o.Delivered || o.DeliveryError != "" || o.ParentEnded() {
+	if !g.untold(entry) {
 		return entry, nil
 	}
+	o := *entry.Record.Outcome
 	if err := g.step(ctx, func() error { return nil }); err != nil {
 		return entry, err
 	}
+	// What is told from here on is written down even when renewals lapse meanwhile:
+	// the record's revision keeps it from being written twice.
+	g.hold.telling.Store(true)
 	err := g.post(ctx, o)
+	crashpoint("door answered")
 	if cause := context.Cause(ctx); cause != nil {
 		return entry, cause // told or not, nobody may say so any more
 	}
@@ -233,9 +277,9 @@ func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEn
 	rec := entry.Record
 	rec.Outcome = &o
 	err = g.step(ctx, func() error {
-		written, err := g.w.bus.WriteRecord(ctx, rec, entry.Revision)
+		written, err := g.hold.write(ctx, rec, entry.Revision)
 		var lost *broker.LostError
-		if errors.As(err, &lost) && lost.Current.Record.Status.Final() {
+		if errors.As(err, &lost) && lost.Current.Record.Status.Final() && !g.untold(lost.Current) {
 			written, err = lost.Current, nil // another completed it from the record meanwhile
 		}
 		if err == nil {
@@ -244,8 +288,15 @@ func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEn
 		}
 		return err
 	})
+	g.hold.telling.Store(false)
+	if errors.Is(err, broker.ErrLost) {
+		g.hold.lost(ctx)
+		return entry, errLostClaim
+	}
 	if err == nil {
+		crashpoint("delivered")
 		g.writeFile(end.root, entry.Record)
+		crashpoint("file rewritten")
 	}
 	return entry, err
 }
@@ -305,7 +356,7 @@ func (g *delegation) handBackFor(ctx context.Context, entry broker.Entry, charge
 		rec.Returned++
 	}
 	err := g.w.persist(ctx, func() error {
-		_, err := g.w.bus.WriteRecord(ctx, rec, entry.Revision)
+		_, err := g.hold.write(ctx, rec, entry.Revision)
 		return err
 	})
 	if errors.Is(err, broker.ErrLost) {
@@ -313,7 +364,8 @@ func (g *delegation) handBackFor(ctx context.Context, entry broker.Entry, charge
 		return
 	}
 	if err == nil {
-		err = g.w.persist(ctx, func() error { return g.delivery.Nak(ctx) })
+		crashpoint("handed back")
+		err = g.step(ctx, func() error { return g.delivery.Nak(ctx) })
 	}
 	if err != nil {
 		g.left("the task was not handed back", err)

@@ -1,4 +1,4 @@
-//go:build fleet || cluster || hosts || limits
+//go:build fleet || crashpoints || cluster || hosts || limits
 
 package main
 
@@ -166,6 +166,13 @@ type workerProcess struct {
 
 func startWorkerProcess(t *testing.T, command func(string, ...string) *exec.Cmd, url, dir string, log *os.File, args ...string) *workerProcess {
 	t.Helper()
+	return startProcess(t, workerCommand(t, command, url, dir, log, args...))
+}
+
+// workerCommand is a worker that does not run yet, made by command: on this host
+// by [exec.Command].
+func workerCommand(t *testing.T, command func(string, ...string) *exec.Cmd, url, dir string, log *os.File, args ...string) *exec.Cmd {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -175,16 +182,25 @@ func startWorkerProcess(t *testing.T, command func(string, ...string) *exec.Cmd,
 	}, args...)...)
 	process.Env = append(os.Environ(), asProgram+"=1")
 	process.Stderr = log
+	return process
+}
+
+func startProcess(t *testing.T, process *exec.Cmd) *workerProcess {
+	t.Helper()
 	if err := process.Start(); err != nil {
 		t.Fatal(err)
 	}
 	w := &workerProcess{command: process, done: make(chan error, 1)}
 	go func() { w.done <- process.Wait() }()
-	t.Cleanup(func() {
-		_ = process.Process.Kill() // it may have ended
-		w.ended(t)
-	})
+	t.Cleanup(func() { w.kill(t) })
 	return w
+}
+
+// kill ends the process with SIGKILL and waits until it is gone. Idempotent.
+func (w *workerProcess) kill(t *testing.T) {
+	t.Helper()
+	_ = w.command.Process.Kill() // it may have ended
+	w.ended(t)
 }
 
 func (w *workerProcess) signal(t *testing.T, s syscall.Signal) {
