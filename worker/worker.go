@@ -132,7 +132,11 @@ func (w *Worker) Run(ctx context.Context, ready func()) error {
 	err = w.work(ctx, life, presence, ready)
 	stopKeeping()
 	house.Wait()
-	err = errors.Join(err, presence.close(life))
+	if gone := presence.close(life); errors.Is(gone, broker.ErrUnavailable) {
+		w.log.Warn("the end is not in the registry: the worker's entry expires by itself", "error", gone)
+	} else {
+		err = errors.Join(err, gone)
+	}
 	w.log.Info("worker stopped", "jobs_done", w.jobsDone.Load())
 	return err
 }

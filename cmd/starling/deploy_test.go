@@ -51,7 +51,7 @@ func TestSystemdUnit(t *testing.T) {
 	settings := map[string]string{}
 	for line := range strings.Lines(unit) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(name, "#") {
-			settings[name] = value
+			settings[name] = strings.TrimSpace(settings[name] + " " + value)
 		}
 	}
 	program, command, _ := strings.Cut(strings.ReplaceAll(settings["ExecStart"], "%i", "default"), " ")

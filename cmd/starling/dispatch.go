@@ -84,6 +84,9 @@ func (a *app) job(f *dispatchFlags, capsule string) (protocol.Job, error) {
 		job.Message.ContextID = f.context
 	}
 	if f.delegation != "" {
+		if f.session == "" {
+			return protocol.Job{}, &usageError{errors.New("--delegation says which of a parent's delegations this is: say --session too, as that dispatch did")}
+		}
 		job.DelegationID = protocol.DelegationID(f.delegation)
 	}
 	if f.session != "" {

@@ -72,6 +72,8 @@ func readSource(ctx context.Context, path string, as bare) (source, error) {
 		err = s.manifest.Validate()
 	case err != nil:
 		return source{}, &usageError{err}
+	case as.name != "" || as.version != "":
+		return source{}, &usageError{fmt.Errorf("capsule %s has a %s, which says its name and version: --name and --capsule-version are for one without", path, protocol.ManifestFile)}
 	default:
 		s.manifest, s.warnings, err = protocol.ParseManifest(manifest)
 	}
