@@ -215,7 +215,10 @@ func (b *Bus) options(cfg Config, name string) []nats.Option {
 			if sub != nil {
 				subject = sub.Subject
 			}
-			b.denials.record(err)
+			if b.denials.record(err) { // whoever asked for it gets an error that says more
+				log.Info("bus refused", "error", err)
+				return
+			}
 			log.Warn("bus error", "subject", subject, "error", err)
 		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {

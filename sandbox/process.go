@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -173,6 +174,9 @@ const (
 func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	p := &process{dead: make(chan struct{}), stderr: &processStderr{}}
 	p.command = exec.Command(s.cfg.Command[0], s.cfg.Command[1:]...)
+	if s.cfg.Command[0] == selfProgram() {
+		p.command.Args[0] = filepath.Base(os.Args[0]) // as ps shows it
+	}
 	// Nothing of the worker's environment. The allocator may otherwise reserve an
 	// arena of address space per thread, and Go a page of text per goroutine.
 	p.command.Env = []string{"GOTRACEBACK=none", "GOGC=400", "MALLOC_ARENA_MAX=4", "RAYON_NUM_THREADS=4"}

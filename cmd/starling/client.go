@@ -13,7 +13,7 @@ import (
 
 // withBus connects for one command.
 func (a *app) withBus(ctx context.Context, s busSettings, do func(*broker.Bus) error) (err error) {
-	bus, err := s.connect(ctx, "starling", a.logger())
+	bus, err := s.connect(ctx, "starling", a.quietLogger())
 	if err != nil {
 		return err
 	}

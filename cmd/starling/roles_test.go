@@ -173,6 +173,9 @@ func TestEachPartyIsRefusedWhatItNeedsNot(t *testing.T) {
 				t.Errorf("status %d, want %d\n%s%s", got.status, exitDenied, got.out, got.err)
 			}
 			contains(t, "stderr", got.err, append(refused.says, "denied by the bus", "Rights")...)
+			if strings.Contains(got.err, `"level"`) && !strings.HasPrefix(refused.command, "worker") { // which logs
+				t.Errorf("a refusal is told twice: %s", got.err)
+			}
 			if strings.Contains(got.err, "pw-") {
 				t.Errorf("the error holds a password: %s", got.err)
 			}
