@@ -73,12 +73,17 @@ func (b *Bus) store(ctx context.Context, nc *nats.Conn, stream string, m *nats.M
 // absent says why nobody answers for a stream: there is no JetStream, no such
 // stream, or no leader now.
 func (b *Bus) absent(ctx context.Context, stream string) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
 	subject := "$JS.API.STREAM.INFO." + stream
 	guarded, done := b.guard(ctx, subject)
 	defer done()
-	_, err := b.js.Stream(guarded, stream)
+	// Again and again: a server that has just started drops what it is asked.
+	err := repeated(guarded, func(ctx context.Context) error {
+		_, err := b.js.Stream(ctx, stream)
+		if errors.Is(err, context.DeadlineExceeded) {
+			return b.failure(ctx, subject, err)
+		}
+		return err
+	})
 	switch {
 	case err == nil:
 		return fmt.Errorf("%w: stream %s has no leader now", ErrUnavailable, stream)
@@ -86,6 +91,8 @@ func (b *Bus) absent(ctx context.Context, stream string) error {
 		return fmt.Errorf("%w: there is no stream %s: run `starling init`", ErrNotInitialized, stream)
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
 		return fmt.Errorf("%w: nobody answers on %s: start the server with -js", ErrNoJetStream, subject)
+	case errors.Is(err, ErrUnavailable):
+		return err
 	}
 	return b.failure(guarded, subject, err)
 }

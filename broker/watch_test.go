@@ -183,6 +183,12 @@ func TestAWatchOutlivesRestartsAndLeavesNothingBehind(t *testing.T) {
 	}
 	s.Restart() // the consumer was in memory
 	testenv.EventuallyTrue(t, within, "connections", func() bool { return b.Connected() && js.Conn().IsConnected() })
+	testenv.Eventually(t, within, func() error { // a server that has just started drops what it is asked
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := js.Stream(ctx, tasksStream)
+		return err
+	})
 	put(t, js, task, "1/2")
 	put(t, js, task, "1/3 end")
 	if got := strings.Join(told(t, w), ","); got != "1/2,1/3 end" {
