@@ -117,7 +117,7 @@ func TestEachJobIsTakenOnceByManyTakers(t *testing.T) {
 	b, _ := initialized(t)
 	const workers, slots, jobs = 4, 3, 300
 	var mu sync.Mutex
-	taken := map[protocol.TaskID]int{}
+	taken := map[protocol.TaskID][]protocol.DeliveryMark{}
 	var all atomic.Int64
 	finished := make(chan struct{})
 	var wg sync.WaitGroup
@@ -140,7 +140,7 @@ func TestEachJobIsTakenOnceByManyTakers(t *testing.T) {
 						t.Error(err)
 					}
 					mu.Lock()
-					taken[p.Task]++
+					taken[p.Task] = append(taken[p.Task], d.Mark())
 					mu.Unlock()
 					if err := d.Ack(context.Background()); err != nil {
 						t.Error(err)
@@ -166,9 +166,9 @@ func TestEachJobIsTakenOnceByManyTakers(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
-	for task, n := range taken {
-		if n != 1 {
-			t.Errorf("task %s was taken %d times", task, n)
+	for task, marks := range taken {
+		if len(marks) != 1 {
+			t.Errorf("task %s was taken %d times: %+v", task, len(marks), marks)
 		}
 	}
 }
