@@ -65,7 +65,7 @@ func (w *Worker) newAttempt(ctx context.Context, log *slog.Logger, h *hold, c *c
 	tr.start(time.Now(), rec)
 	frames := w.bus.NewFrameSender(protocol.Place{
 		TaskID: rec.TaskID, ContextID: rec.ContextID, SessionID: rec.SessionID, Attempt: rec.Attempt,
-		Traceparent: traceparentOf(ctx),
+		Traceparent: Traceparent(ctx),
 	})
 	frames.SendWhile(h.mine)
 	return &attempt{
@@ -118,7 +118,7 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 	stderr := &lazyFile{path: filepath.Join(a.dir.base, "stderr.log")}
 	defer stderr.close()
 	running, ran := a.w.span(running, "run")
-	if trace := traceparentOf(running); trace != "" {
+	if trace := Traceparent(running); trace != "" {
 		env[protocol.TraceparentEnv] = trace
 	}
 	end := a.w.guests.Run(running, sandbox.Spec{
@@ -233,7 +233,7 @@ func (a *attempt) write(ctx context.Context, frames []protocol.Frame) bool {
 
 // send sends one frame once it is sure that the claim holds.
 func (a *attempt) send(ctx context.Context, f protocol.Frame) error {
-	if err := a.w.persist(ctx, func() error { return a.hold.sure(ctx) }); err != nil {
+	if err := a.w.sure(ctx, a.hold); err != nil {
 		return err
 	}
 	return a.frames.Send(ctx, f)

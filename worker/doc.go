@@ -6,8 +6,9 @@
 //
 // with a file per noun: job.go parses and claims, attempt.go runs the guest,
 // segment.go turns what it says into frames, conclude.go maps its end to an
-// ending, settle.go tells everybody in order, hold.go keeps the delivery and the
-// fence, cancel.go takes a parent's cancel.
+// ending, settle.go writes the outcome down, tell.go tells everybody in order,
+// handback.go returns a task to the queue, hold.go keeps the delivery and the fence,
+// cancel.go takes a parent's cancel; metrics.go and tracing.go show what they do.
 //
 // # Goroutines
 //

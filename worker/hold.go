@@ -159,6 +159,11 @@ func (h *hold) sure(ctx context.Context) error {
 	return h.look(ctx, claim)
 }
 
+// sure is hold.sure once the bus can tell, or the error of ctx's end.
+func (w *Worker) sure(ctx context.Context, h *hold) error {
+	return w.persist(ctx, func() error { return h.sure(ctx) })
+}
+
 // look reads whether the claim holds. It is errLostClaim when it does not, and the
 // bus's error when nobody can tell.
 func (h *hold) look(ctx context.Context, claim *broker.Entry) error {

@@ -24,7 +24,7 @@ func (w *Worker) do(ctx, guests context.Context, d *broker.Delivery) {
 	if place, err := d.Place(); err == nil {
 		w.metrics.taken.WithLabelValues(string(place.Lane)).Inc()
 	}
-	ctx = continued(ctx, d.Traceparent())
+	ctx = ContinueTrace(ctx, d.Traceparent())
 	job, err := protocol.ParseJob(d.Body())
 	if err == nil {
 		log = log.With("delegation_id", job.DelegationID, "task_id", job.TaskID, "capsule", job.Capsule.String())

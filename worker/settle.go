@@ -11,7 +11,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 
 	"starling/broker"
-	"starling/completion"
 	"starling/protocol"
 )
 
@@ -49,7 +48,7 @@ func (e attemptEnd) place() broker.TerminalOptions {
 func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 	log := g.log.With("attempt", claim.Record.Attempt, "session_id", claim.Record.SessionID)
 	g.log = log
-	if err := g.step(ctx, func() error { return nil }); err != nil {
+	if err := g.w.sure(ctx, g.hold); err != nil {
 		g.left("the attempt was not begun", err)
 		return
 	}
@@ -186,193 +185,6 @@ func (g *delegation) writeOutcome(ctx context.Context, rec protocol.Record, at u
 		crashpoint("outcome written")
 	}
 	return entry, err
-}
-
-// completeLost completes a delegation whose worker was lost after its outcome. When
-// the parent is still to be told, the record is made this delivery's first: of
-// two workers that both have a delivery, one tells.
-func (g *delegation) completeLost(ctx context.Context, entry broker.Entry) {
-	if g.untold(entry) && g.delivery.Mark().After(entry.Record.Delivery) {
-		rec := entry.Record
-		rec.Delivery = g.delivery.Mark()
-		err := g.step(ctx, func() (err error) {
-			entry, err = g.hold.write(ctx, rec, entry.Revision)
-			return err
-		})
-		switch {
-		case errors.Is(err, broker.ErrLost):
-			g.hold.lost(ctx)
-			return
-		case err != nil:
-			g.left("the delegation was not completed", err)
-			return
-		}
-	}
-	g.complete(ctx, entry, attemptEnd{})
-}
-
-// untold reports whether the parent is to be told of a final record.
-func (g *delegation) untold(entry broker.Entry) bool {
-	o := entry.Record.Outcome
-	return g.job.Spawner.HasAddress() && !o.Delivered && o.DeliveryError == "" && !o.ParentEnded()
-}
-
-// complete tells everybody of a final record, from the record and never from
-// memory, and settles the delivery.
-func (g *delegation) complete(ctx context.Context, entry broker.Entry, end attemptEnd) {
-	g.writeFile(end.root, entry.Record)
-	crashpoint("file written")
-	place := end.place()
-	place.Traceparent = traceparentOf(ctx)
-	err := g.step(ctx, func() error { return g.w.bus.WriteTerminal(ctx, entry.Record, place) })
-	if err == nil {
-		crashpoint("task ended")
-		entry, err = g.tell(ctx, entry, end)
-	}
-	if err == nil {
-		crashpoint("settling")
-		err = g.step(ctx, func() error {
-			if entry.Record.AttemptsSpent() {
-				return g.delivery.DeadLetter(ctx, protocol.DeadAttemptsSpent, entry.Record.Outcome.Detail)
-			}
-			return g.delivery.Ack(ctx)
-		})
-	}
-	if err != nil {
-		g.left("the delegation was not completed", err)
-		return
-	}
-	g.w.jobsDone.Add(1)
-	o := entry.Record.Outcome
-	g.w.metrics.settled.WithLabelValues(string(o.Status)).Inc()
-	if entry.Record.AttemptsSpent() {
-		g.w.metrics.dead.WithLabelValues(string(protocol.DeadAttemptsSpent)).Inc()
-	}
-	g.log.Info("job settled", "outcome", o.Status, "duration_ms", o.DurationMS, "delivered", o.Delivered)
-}
-
-// tell posts the news to the parent's door and writes down how that went. A
-// delegation that the parent ended, or that was posted before, is not posted.
-func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEnd) (broker.Entry, error) {
-	if !g.untold(entry) {
-		return entry, nil
-	}
-	o := *entry.Record.Outcome
-	if err := g.step(ctx, func() error { return nil }); err != nil {
-		return entry, err
-	}
-	// What is told from here on is written down even when renewals lapse meanwhile:
-	// the record's revision keeps it from being written twice.
-	g.hold.telling.Store(true)
-	err := g.post(ctx, o)
-	crashpoint("door answered")
-	if cause := context.Cause(ctx); cause != nil {
-		return entry, cause // told or not, nobody may say so any more
-	}
-	o.Delivered = err == nil
-	if err != nil {
-		o.DeliveryError = err.Error()
-		g.log.Warn("the parent was not told", "error", o.DeliveryError)
-	}
-	rec := entry.Record
-	rec.Outcome = &o
-	err = g.step(ctx, func() error {
-		written, err := g.hold.write(ctx, rec, entry.Revision)
-		var lost *broker.LostError
-		if errors.As(err, &lost) && lost.Current.Record.Status.Final() && !g.untold(lost.Current) {
-			written, err = lost.Current, nil // another completed it from the record meanwhile
-		}
-		if err == nil {
-			entry = written
-			g.hold.claim.Store(&entry)
-		}
-		return err
-	})
-	g.hold.telling.Store(false)
-	if errors.Is(err, broker.ErrLost) {
-		g.hold.lost(ctx)
-		return entry, errLostClaim
-	}
-	if err == nil {
-		crashpoint("delivered")
-		g.writeFile(end.root, entry.Record)
-		crashpoint("file rewritten")
-	}
-	return entry, err
-}
-
-// post tells the door, once every other step is behind it.
-func (g *delegation) post(ctx context.Context, o protocol.Outcome) error {
-	ctx, end := g.w.span(ctx, "post")
-	began := time.Now()
-	err := g.w.bridge.Deliver(ctx, g.job.Spawner, o, traceparentOf(ctx))
-	end(err)
-	g.w.metrics.post.Observe(time.Since(began).Seconds())
-	result := "delivered"
-	if err != nil {
-		result = "failed"
-	}
-	g.w.metrics.posts.WithLabelValues(result).Inc()
-	return err
-}
-
-// writeFile puts the outcome into the work directory, when that is ours.
-func (g *delegation) writeFile(root *os.Root, rec protocol.Record) {
-	if root == nil {
-		return
-	}
-	if err := completion.Write(root, *rec.Outcome); err != nil {
-		g.log.Warn("completion.json not written", "error", err)
-	}
-}
-
-// pause waits before a task that this host could not start is handed back, twice
-// as long each time: the fault may be every worker's. It reports false when the
-// parent ended the delegation meanwhile.
-func (g *delegation) pause(ctx context.Context, rec protocol.Record) bool {
-	timer := time.NewTimer(min(time.Second<<min(rec.Returned, 5), 30*time.Second))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-g.cancel.asked:
-	case <-g.w.drainAsked:
-	case <-ctx.Done():
-	}
-	return !g.cancel.accepted()
-}
-
-// handBack returns the task to the queue: the record first, then the nak. The
-// record keeps the attempt's session: by it a worker tells its own hand-back
-// from that of another who has the task by now.
-func (g *delegation) handBack(ctx context.Context, entry broker.Entry) {
-	g.handBackFor(ctx, entry, false)
-}
-
-// handBackFor is handBack for a task that may be charged for its attempt.
-func (g *delegation) handBackFor(ctx context.Context, entry broker.Entry, charged bool) {
-	rec := entry.Record
-	rec.Status = protocol.StatusSubmitted
-	if !charged {
-		rec.Returned++
-	}
-	err := g.w.persist(ctx, func() error {
-		_, err := g.hold.write(ctx, rec, entry.Revision)
-		return err
-	})
-	if errors.Is(err, broker.ErrLost) {
-		g.hold.lost(ctx)
-		return
-	}
-	if err == nil {
-		crashpoint("handed back")
-		err = g.step(ctx, func() error { return g.delivery.Nak(ctx) })
-	}
-	if err != nil {
-		g.left("the task was not handed back", err)
-		return
-	}
-	g.w.metrics.handedBack.Inc()
-	g.log.Info("task handed back")
 }
 
 // step does one thing that tells others, once it is sure that the job is ours.

@@ -15,16 +15,17 @@ import (
 // to the door: each names the span that it came out of. A worker without a
 // tracer passes on the trace that the job came with.
 
-// continued is ctx with a job's trace. What is no trace is none.
-func continued(ctx context.Context, traceparent string) context.Context {
+// ContinueTrace is ctx with the trace that a job, or a command's environment,
+// came with. What is no trace is none.
+func ContinueTrace(ctx context.Context, traceparent string) context.Context {
 	if !protocol.ValidTraceparent(traceparent) {
 		return ctx
 	}
 	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{protocol.HeaderTraceparent: traceparent})
 }
 
-// traceparentOf is the trace of ctx as it is passed on; "" for none.
-func traceparentOf(ctx context.Context) string {
+// Traceparent is the trace of ctx as it is passed on; "" for none.
+func Traceparent(ctx context.Context) string {
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
 	return carrier[protocol.HeaderTraceparent]

@@ -117,9 +117,9 @@ func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, j
 		return err
 	}
 	defer func() { err = errors.Join(err, tracing.close()) }()
-	traced, span := tracing.traceDispatch(ctx, job)
-	done, err := bus.Dispatch(traced, job, broker.DispatchOptions{AllowUnserved: f.unserved, Traceparent: traceparentOf(traced)})
-	span.End()
+	traceparent, traced := tracing.dispatching(ctx, job)
+	done, err := bus.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: f.unserved, Traceparent: traceparent})
+	traced()
 	if errors.Is(err, broker.ErrUnclear) {
 		return fmt.Errorf("%w (--session %s --delegation %s)", err, job.Spawner.SessionID, job.DelegationID)
 	}

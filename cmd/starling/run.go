@@ -148,9 +148,9 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 		return err
 	}
 	defer watch.Close()
-	tracedCtx, span := fleet.tracing.traceDispatch(ctx, job)
-	defer span.End()
-	if _, err := fleet.bus.Dispatch(ctx, job, broker.DispatchOptions{Traceparent: traceparentOf(tracedCtx)}); err != nil {
+	traceparent, traced := fleet.tracing.dispatching(ctx, job)
+	defer traced()
+	if _, err := fleet.bus.Dispatch(ctx, job, broker.DispatchOptions{Traceparent: traceparent}); err != nil {
 		return err
 	}
 	following := make(chan error, 1)

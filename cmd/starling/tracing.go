@@ -12,13 +12,13 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"starling/protocol"
+	"starling/worker"
 )
 
 // tracing is where spans go. OpenTelemetry's own variables configure it; without
@@ -70,27 +70,14 @@ func tracingAsked() bool {
 	return exporter == "otlp" && endpoint != ""
 }
 
-// callersTrace is ctx with the trace of whoever started this command.
-func callersTrace(ctx context.Context) context.Context {
-	caller := os.Getenv(protocol.TraceparentEnv)
-	if !protocol.ValidTraceparent(caller) {
-		return ctx
-	}
-	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{protocol.HeaderTraceparent: caller})
-}
-
-// traceparentOf is the trace of ctx as a job carries it; "" for none.
-func traceparentOf(ctx context.Context) string {
-	carrier := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(ctx, carrier)
-	return carrier[protocol.HeaderTraceparent]
-}
-
-// traceDispatch begins the span that a job's worker continues.
-func (t tracing) traceDispatch(ctx context.Context, job protocol.Job) (context.Context, trace.Span) {
-	return t.Tracer("starling/cmd").Start(callersTrace(ctx), "dispatch", trace.WithSpanKind(trace.SpanKindProducer),
+// dispatching begins the span of a dispatch, in the trace of whoever started this
+// command, and gives the trace that the job's worker continues. end ends it.
+func (t tracing) dispatching(ctx context.Context, job protocol.Job) (traceparent string, end func()) {
+	ctx = worker.ContinueTrace(ctx, os.Getenv(protocol.TraceparentEnv))
+	ctx, span := t.Tracer("starling/cmd").Start(ctx, "dispatch", trace.WithSpanKind(trace.SpanKindProducer),
 		trace.WithAttributes(
 			attribute.String("starling.pool", job.Pool), attribute.String("starling.delegation_id", string(job.DelegationID)),
 			attribute.String("starling.task_id", string(job.TaskID)), attribute.String("starling.capsule", job.Capsule.String()),
 		))
+	return worker.Traceparent(ctx), func() { span.End() }
 }
