@@ -40,17 +40,6 @@ func capsules(t *testing.T, b *broker.Bus) []string {
 	return names
 }
 
-// threeServers is a bus on a cluster whose topology stands at three replicas.
-func threeServers(t *testing.T) (*broker.Bus, *testenv.ServerCluster) {
-	t.Helper()
-	c := testenv.Cluster(t)
-	b := connected(t, c.URL())
-	if err := b.Init(t.Context(), broker.InitConfig{Replicas: 3}); err != nil {
-		t.Fatalf("Init() = %v", err)
-	}
-	return b, c
-}
-
 func TestAPushedCapsuleIsResolvedAndFetched(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
@@ -59,7 +48,7 @@ func TestAPushedCapsuleIsResolvedAndFetched(t *testing.T) {
 
 func TestAPushedCapsuleIsResolvedAndFetchedAtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	b, c := threeServers(t)
+	b, c := onCluster(t)
 	pushAndFetch(t, b, c.URL())
 }
 
@@ -150,7 +139,7 @@ func TestPushesAtOnceAreOneCapsule(t *testing.T) {
 
 func TestPushesAtOnceAreOneCapsuleAtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	b, _ := threeServers(t)
+	b, _ := onCluster(t)
 	pushAtOnce(t, b)
 }
 

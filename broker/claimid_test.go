@@ -46,7 +46,7 @@ func TestAnIDThatALiveWorkerHasIsRefused(t *testing.T) {
 
 func TestAnIDThatALiveWorkerHasIsRefusedAtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	b, c := threeServers(t)
+	b, c := onCluster(t)
 	refuseTheSecond(t, b, c.Servers[2].URL())
 }
 

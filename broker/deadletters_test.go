@@ -20,7 +20,7 @@ func TestDeadLettersAreReadAndRemoved(t *testing.T) {
 
 func TestDeadLettersAtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	b, _ := threeServers(t)
+	b, _ := onCluster(t)
 	readLetters(t, b)
 }
 

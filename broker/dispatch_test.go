@@ -392,7 +392,7 @@ func TestDispatchOnThreeReplicas(t *testing.T) {
 	if n := streamState(t, js, jobsStream).Msgs; n != 20 {
 		t.Errorf("%d jobs queued, want 20", n)
 	}
-	c.Stop(c.LeaderOf(jobsStream))
+	c.LeaderOf(jobsStream, "").Stop()
 	d, err := b.Dispatch(t.Context(), newJob(), broker.DispatchOptions{AllowUnserved: true})
 	if err != nil {
 		t.Errorf("Dispatch() while the stream elects = %+v, %v", d, err)
@@ -437,7 +437,7 @@ func TestAParentLearnsThatAPoolIsNotDeclared(t *testing.T) {
 
 func TestAnUndeclaredPoolAtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	b, _ := threeServers(t)
+	b, _ := onCluster(t)
 	_, err := b.Dispatch(t.Context(), newJob(func(j *protocol.Job) { j.Pool = "gpu" }), broker.DispatchOptions{})
 	wantError(t, "Dispatch()", err, broker.ErrPoolUndeclared, "starling init --pools gpu")
 	_, err = b.Dispatch(t.Context(), newJob(), broker.DispatchOptions{})
@@ -467,15 +467,16 @@ func TestALeaderlessQueueIsNoUndeclaredPoolAtThreeReplicas(t *testing.T) {
 		}
 		return err
 	})
-	leader := c.LeaderOf(cfg.Name)
-	c.Stop(leader)
+	leader := c.LeaderOf(cfg.Name, "")
+	leader.Stop()
 
 	ctx, cancel := context.WithTimeout(t.Context(), 7*time.Second)
 	defer cancel()
 	job := newJob()
 	_, err = b.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: true})
 	wantError(t, "Dispatch() without a leader", err, broker.ErrUnclear, "dispatch the same delegation again")
-	c.Restart(leader)
+	leader.Start()
+	c.Ready()
 	testenv.Eventually(t, 30*time.Second, func() error {
 		_, err := b.Dispatch(t.Context(), job, broker.DispatchOptions{AllowUnserved: true})
 		return err

@@ -219,10 +219,11 @@ func pubAcks(subject string, payload []byte) bool {
 	return strings.HasPrefix(subject, "_INBOX") && strings.Contains(string(payload), `"stream":`)
 }
 
-// onCluster is a bus on a cluster with everything at three replicas.
-func onCluster(t *testing.T) (*broker.Bus, *testenv.ServerCluster) {
+// onCluster is a bus on a cluster with everything at three replicas. Its servers
+// are processes: the race detector looks at this program alone.
+func onCluster(t *testing.T) (*broker.Bus, *testenv.ProcessCluster) {
 	t.Helper()
-	c := testenv.Cluster(t)
+	c := testenv.ClusterOfProcesses(t)
 	b := connected(t, c.URL())
 	if err := b.Init(t.Context(), broker.InitConfig{Replicas: 3}); err != nil {
 		t.Fatalf("Init() = %v", err)

@@ -377,9 +377,9 @@ func TestNoFrameIsLostWhenTheStreamsLeaderStops(t *testing.T) {
 	b, c := onCluster(t)
 	streamUnder(t, b, b, 3000, func(i int) {
 		if i == 1000 {
-			leader := c.LeaderOf(tasksStream)
-			c.Stop(leader)
-			t.Cleanup(func() { c.Restart(leader) })
+			leader := c.LeaderOf(tasksStream, "")
+			leader.Stop()
+			t.Cleanup(leader.Start)
 		}
 	})
 }

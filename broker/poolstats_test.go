@@ -18,7 +18,7 @@ func TestPoolStatsAreAnAutoscalersSignal(t *testing.T) {
 
 func TestPoolStatsAtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	b, _ := threeServers(t)
+	b, _ := onCluster(t)
 	readPoolStats(t, b)
 }
 

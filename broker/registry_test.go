@@ -34,7 +34,7 @@ func TestWorkersAreListedFromTheirFirstHeartbeatToTheirClose(t *testing.T) {
 
 func TestWorkersAreListedAtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	b, _ := threeServers(t)
+	b, _ := onCluster(t)
 	watchWorkers(t, b)
 }
 

@@ -22,7 +22,7 @@ func TestAResultIsStoredOncePerAttempt(t *testing.T) {
 
 func TestAResultIsStoredOncePerAttemptAtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	b, _ := threeServers(t)
+	b, _ := onCluster(t)
 	storeResults(t, b)
 }
 

@@ -420,10 +420,11 @@ func TestTakerOnThreeReplicas(t *testing.T) {
 		}
 	}
 	serve(30)
-	leader := c.LeaderOf(jobsStream)
-	c.Stop(leader)
+	leader := c.LeaderOf(jobsStream, "")
+	leader.Stop()
 	serve(30)
-	c.Restart(leader)
+	leader.Start()
+	c.Ready()
 	serve(10)
 }
 

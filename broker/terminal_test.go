@@ -126,11 +126,7 @@ func TestOnlyAFinalRecordEndsATask(t *testing.T) {
 
 func TestOneTerminalStatusWithLostAnswersAndThreeReplicas(t *testing.T) {
 	t.Parallel()
-	c := testenv.Cluster(t)
-	direct := connected(t, c.URL())
-	if err := direct.Init(t.Context(), broker.InitConfig{Replicas: 3}); err != nil {
-		t.Fatal(err)
-	}
+	direct, c := onCluster(t)
 	p := testenv.Proxy(t, c.Servers[0].URL())
 	lossy(p, 0.3)
 	buses := []*broker.Bus{direct, connected(t, c.Servers[1].URL()), connected(t, p.URL())}

@@ -116,7 +116,7 @@ func TestInitCreatesSection2(t *testing.T) {
 
 func TestInitCreatesSection2AtThreeReplicas(t *testing.T) {
 	t.Parallel()
-	c := testenv.Cluster(t)
+	c := testenv.ClusterOfProcesses(t)
 	b := connected(t, c.URL())
 	for range 2 {
 		if err := b.Init(t.Context(), broker.InitConfig{Replicas: 3}); err != nil {
@@ -124,7 +124,7 @@ func TestInitCreatesSection2AtThreeReplicas(t *testing.T) {
 		}
 	}
 	wantInit(t, c.URL(), 3)
-	c.Stop(c.LeaderOf("STARLING_JOBS"))
+	c.LeaderOf("STARLING_JOBS", "").Stop()
 	if err := b.Init(t.Context(), broker.InitConfig{Pools: []string{"gpu"}}); err != nil {
 		t.Fatalf("Init() of a pool without one of three servers = %v", err)
 	}

@@ -218,8 +218,8 @@ func TestAWatchOutlivesTheLossOfAServer(t *testing.T) {
 			t.Fatalf("Next() = %+v, %v", e, err)
 		}
 	}
-	c.Stop(c.LeaderOf(tasksStream))
-	c.LeaderOf(tasksStream)
+	c.LeaderOf(tasksStream, "").Stop()
+	c.LeaderOf(tasksStream, "")
 	for i, task := range tasks {
 		testenv.Eventually(t, within, func() error {
 			_, err := js.Publish(t.Context(), "starling.tasks."+string(task), []byte("no frame, until the stream takes one"))

@@ -127,6 +127,9 @@ func (s *ServerProcess) Start() {
 // Kill ends the server as a crash of its host would. Idempotent.
 func (s *ServerProcess) Kill() { s.end(syscall.SIGKILL) }
 
+// Stop shuts the server down. Its store stays. Idempotent.
+func (s *ServerProcess) Stop() { s.end(syscall.SIGTERM) }
+
 // LameDuck makes the server hand over what it leads, send its clients away one by
 // one and end, and waits for that.
 func (s *ServerProcess) LameDuck() { s.end(syscall.SIGUSR2) }
@@ -236,7 +239,10 @@ func (c *ProcessCluster) Ready() {
 					}
 				}
 			}
-			return streams.Err()
+			if err := streams.Err(); err != nil {
+				return err
+			}
+			return js.DeleteStream(ctx, probe)
 		})
 	})
 }
