@@ -40,25 +40,25 @@ var (
 // newMetrics declares the metrics of w. A nil registry has none.
 func newMetrics(registry prometheus.Registerer, w *Worker) *metrics {
 	registered := prometheus.WrapRegistererWith(prometheus.Labels{"pool": w.cfg.Pool}, registry)
-	make := promauto.With(registered)
+	declare := promauto.With(registered)
 	counter := func(name, help string) prometheus.Counter {
-		return make.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+		return declare.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	counters := func(name, help, label string, values ...string) *prometheus.CounterVec {
-		c := make.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+		c := declare.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 		for _, value := range values { // there from the start, so that a rate has its first step
 			c.WithLabelValues(value)
 		}
 		return c
 	}
 	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
-		return make.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
+		return declare.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
 	}
 	gauge := func(name, help string, value func() float64) {
-		make.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
+		declare.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 	}
 	total := func(name, help string, value func(broker.Stats) uint64) {
-		make.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(w.bus.Stats())) })
+		declare.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(w.bus.Stats())) })
 	}
 	if registry != nil {
 		registered.MustRegister(newQueueMetrics(w))
@@ -75,7 +75,7 @@ func newMetrics(registry prometheus.Registerer, w *Worker) *metrics {
 	total("starling_bus_reconnects_total", "Connections to the bus that were made again.", func(s broker.Stats) uint64 { return s.Reconnects })
 	total("starling_frames_published_total", "Frames published, repeats included.", func(s broker.Stats) uint64 { return s.Frames })
 	total("starling_frames_resent_total", "Frames published again because no ack came.", func(s broker.Stats) uint64 { return s.Resent })
-	queueWait := make.NewHistogramVec(prometheus.HistogramOpts{
+	queueWait := declare.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "starling_queue_wait_seconds", Help: "From the dispatch to the first claim.", Buckets: slow,
 	}, []string{"lane"})
 	for _, lane := range lanes {

@@ -21,9 +21,9 @@ const (
 	confSession = "ses_parent-1"
 )
 
-// confServer is a server with the users of docs/deploy/nats-server.conf, as the
-// server itself reads it. The test must not be parallel.
-func confServer(t *testing.T) *testenv.Server {
+// confOptions is docs/deploy/nats-server.conf as the server itself reads it. The
+// test must not be parallel.
+func confOptions(t *testing.T) *server.Options {
 	t.Helper()
 	for _, who := range []string{"OPERATOR", "WORKER", "PARENT", "OBSERVER"} {
 		t.Setenv(who+"_PASSWORD", "pw-"+strings.ToLower(who))
@@ -35,6 +35,13 @@ func confServer(t *testing.T) *testenv.Server {
 	if !loaded.JetStream || loaded.StoreDir == "" {
 		t.Errorf("the configuration turns JetStream on: %t, store %q", loaded.JetStream, loaded.StoreDir)
 	}
+	return loaded
+}
+
+// confServer is a server with the users of docs/deploy/nats-server.conf.
+func confServer(t *testing.T) *testenv.Server {
+	t.Helper()
+	loaded := confOptions(t)
 	return testenv.NATS(t, testenv.WithOptions(func(o *server.Options) { o.Users = loaded.Users }))
 }
 
@@ -190,18 +197,13 @@ func TestEachPartyIsRefusedWhatItNeedsNot(t *testing.T) {
 // TestTheConfigurationGivesTheDocumentedRights compares the file with the rights
 // that the tests of every package use.
 func TestTheConfigurationGivesTheDocumentedRights(t *testing.T) {
-	confServer(t)
-	loaded, err := server.ProcessConfigFile("../../docs/deploy/nats-server.conf")
-	if err != nil {
-		t.Fatal(err)
-	}
 	ns := protocol.DefaultNamespace
 	users := map[string]testenv.User{
 		"worker-1": testenv.WorkerUser(ns, confWorker, protocol.DefaultPool),
 		"parent-1": testenv.ParentUser(ns, confSession),
 		"observer": testenv.ObserverUser(ns, confSession, "*"),
 	}
-	for _, user := range loaded.Users {
+	for _, user := range confOptions(t).Users {
 		if user.Username == "operator" {
 			if user.Permissions != nil {
 				t.Error("the operator's rights are narrow")
