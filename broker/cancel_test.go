@@ -262,6 +262,11 @@ func TestCancelAnswerOutlivesItsListener(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The subscription goes out with what follows on its connection: an answer to
+	// that says that the server has both.
+	if _, err := b.ReadRecord(t.Context(), job.Spawner.SessionID, job.DelegationID, 0); !errors.Is(err, broker.ErrNoRecord) {
+		t.Fatalf("ReadRecord() = %v, want no record", err)
+	}
 	nc, err := nats.Connect(s.URL())
 	if err != nil {
 		t.Fatal(err)

@@ -131,6 +131,7 @@ func (b *Bus) writeRecord(ctx context.Context, rec protocol.Record, at uint64) (
 		if err == nil {
 			return Entry{Record: rec, Revision: ack.Sequence}, nil
 		}
+		nothing := saysNothingThere(err)
 		if err = undecided(err); err != nil {
 			return Entry{}, err
 		}
@@ -141,13 +142,15 @@ func (b *Bus) writeRecord(ctx context.Context, rec protocol.Record, at uint64) (
 		case err != nil: // nothing learnt
 		case current.Revision > at:
 			return ownWrite(current, body)
-		case current.Revision == 0 && at > 0:
+		case current.Revision == 0 && at > 0 && nothing:
 			if missingSince.IsZero() {
 				missingSince = time.Now()
 			}
 			if time.Since(missingSince) > recordWait {
 				return Entry{}, fmt.Errorf("%w: it expired", ErrNoRecord)
 			}
+		default:
+			missingSince = time.Time{}
 		}
 		if err := retry(ctx, err); err != nil {
 			return Entry{}, err
@@ -165,6 +168,14 @@ func undecided(err error) error {
 		return fmt.Errorf("%w: %w", protocol.ErrRecord, err)
 	}
 	return err
+}
+
+// saysNothingThere reports whether a refused write says that nothing stands under
+// its key. Unlike a read, which any replica answers as of whenever it was cut off,
+// that is the leader's word.
+func saysNothingThere(err error) bool {
+	var wrong *sequenceError
+	return errors.As(err, &wrong) && wrong.last == 0
 }
 
 // ownWrite tells a write that landed from another's. body is what was written:
@@ -207,12 +218,12 @@ func (b *Bus) CreateRecord(ctx context.Context, rec protocol.Record) (Entry, err
 func (b *Bus) deleteRecord(ctx context.Context, e Entry) error {
 	m := expecting(kvSubject(b.ns.LedgerBucket(), e.Record.Key()), e.Revision, nil)
 	m.Header.Set(headerKVOperation, "DEL")
-	missing := false
 	for {
 		_, err := b.publish(ctx, m)
 		if err == nil {
 			return nil
 		}
+		nothing := saysNothingThere(err)
 		if err = undecided(err); err != nil {
 			return err
 		}
@@ -225,10 +236,8 @@ func (b *Bus) deleteRecord(ctx context.Context, e Entry) error {
 			return nil
 		case current.Revision > e.Revision:
 			return &LostError{Current: current}
-		case current.Revision == 0 && missing:
+		case current.Revision == 0 && nothing:
 			return nil
-		case current.Revision == 0:
-			missing = true
 		}
 		if err := retry(ctx, err); err != nil {
 			return err

@@ -216,6 +216,37 @@ func lossy(p *testenv.FaultProxy, share float64) {
 	})
 }
 
+// TestAStaleReplicaMakesNoExpiredRecord writes over a record that another has changed,
+// through a replica that never had it: the leader's refusal says that it is there, so
+// the write is undecided until it can be read, and then lost.
+func TestAStaleReplicaMakesNoExpiredRecord(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	job := newJob()
+	first, err := b.CreateRecord(t.Context(), job.NewRecord(time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := b.WriteRecord(t.Context(), canceledRecord(job), first.Revision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := testenv.Proxy(t, s.URL())
+	behind := connected(t, proxy.URL())
+	proxy.HideStored("$KV.starling-delegations." + job.NewRecord(time.Now()).Key())
+	working := first.Record
+	working.Status, working.Attempt, working.SessionID = protocol.StatusWorking, 1, protocol.NewSessionID()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // longer than a record may be missing
+	defer cancel()
+	_, err = behind.WriteRecord(ctx, working, first.Revision)
+	wantError(t, "WriteRecord() over a stale read", err, broker.ErrUnavailable)
+	proxy.HideStored("")
+	var lost *broker.LostError
+	if _, err = behind.WriteRecord(t.Context(), working, first.Revision); !errors.As(err, &lost) || lost.Current.Revision != theirs.Revision {
+		t.Errorf("WriteRecord() when the replica is back = %v, want it lost to revision %d", err, theirs.Revision)
+	}
+}
+
 func TestTwoRacersHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)

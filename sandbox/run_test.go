@@ -138,7 +138,7 @@ func TestRefused(t *testing.T) {
 		{"shared memory", text(`(module (memory (export "memory") 1 2 shared) (func (export "_start")))`), "cannot be compiled"},
 		{"tail calls", text(`(module (memory (export "memory") 1) (func $f (export "_start") return_call $f))`), "cannot be compiled"},
 		{"exceptions", text(`(module (memory (export "memory") 1) (tag $e) (func (export "_start") throw $e))`), "cannot be compiled"},
-		{"missing file", with(func(s *sandbox.Spec) { s.Module, s.Digest = "/no/such.wasm", protocol.DigestOf(nil) }), "read module"},
+		{"missing file", with(func(s *sandbox.Spec) { s.Module, s.Digest = "/no/such.wasm", protocol.DigestOf([]byte("no such")) }), "read module"},
 		{"another digest", with(func(s *sandbox.Spec) { s.Digest = protocol.DigestOf(nil) }), "has the digest sha256:"},
 		{"no digest", with(func(s *sandbox.Spec) { s.Digest = "" }), "digest"},
 		{"no limits", with(func(s *sandbox.Spec) { s.Limits = protocol.Limits{} }), "are not all set"},
