@@ -41,14 +41,14 @@ func ParseWorkerInfo(data []byte) (WorkerInfo, error) {
 // and what it runs.
 type WorkerStats struct {
 	WorkerInfo
-	// Tasks run now, the oldest first; at most [MaxStatsTasks] of them.
+	// Tasks run now or are made ready, the oldest first; at most [MaxStatsTasks] of them.
 	Tasks []RunningTask `json:"tasks"`
 }
 
 // MaxStatsTasks bounds the tasks in a worker's answer, which must fit a message.
 const MaxStatsTasks = 1000
 
-// RunningTask is a task whose guest runs on a worker.
+// RunningTask is a task whose guest runs on a worker, or is made ready there.
 type RunningTask struct {
 	DelegationID DelegationID `json:"delegation_id"`
 	TaskID       TaskID       `json:"task_id"`

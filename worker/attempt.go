@@ -94,6 +94,8 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 		running, cancel = context.WithDeadlineCause(running, deadline.Std(), errDelegationDeadline)
 		defer cancel()
 	}
+	g := &guest{dir: a.dir, stop: stop, task: runningTask(a.claim.Record)}
+	defer a.w.running.add(a.claim.Record.SessionID, g)()
 	preparing, stopPreparing := context.WithCancelCause(running)
 	defer stopPreparing(nil)
 	a.cancel.onAsk(func() { stopPreparing(errCanceled) })
@@ -112,9 +114,7 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 		MaxTurns: a.manifest.Inference.MaxTurns, MaxTokens: a.manifest.Inference.MaxSessionTokens,
 	})
 	a.cancel.onKill(func() { stop(errCanceled) })
-	defer a.w.running.add(a.claim.Record.SessionID, &guest{
-		a.dir, a.manifest.Capabilities.Limits.WorkdirBytes, stop, runningTask(a.claim.Record),
-	})()
+	g.quota.Store(a.manifest.Capabilities.Limits.WorkdirBytes)
 	stderr := &lazyFile{path: filepath.Join(a.dir.base, "stderr.log")}
 	defer stderr.close()
 	running, ran := a.w.span(running, "run")

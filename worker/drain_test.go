@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -263,4 +264,33 @@ func TestStatsOfAWorker(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestStatsShowATaskWhoseCapsuleIsCompiled: its slot is busy, and by which task is
+// told before its guest runs.
+func TestStatsShowATaskWhoseCapsuleIsCompiled(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.hire(t, nil)
+	bomb, err := os.ReadFile(testenv.CompileBomb(t, 800, 400))
+	if err != nil {
+		t.Fatal(err)
+	}
+	job := f.dispatch(t, f.job(f.push(t, "bomb", bomb), "x"))
+	testenv.Eventually(t, soon, func() error {
+		stats, err := f.bus.WorkerStats(t.Context(), m.ID())
+		if err != nil {
+			return err
+		}
+		if len(stats.Tasks) != 1 || stats.Tasks[0].TaskID != job.TaskID || stats.Busy != 1 {
+			return fmt.Errorf("stats = %+v, want the task that is compiled", stats)
+		}
+		return nil
+	})
+	if _, err := f.cancel(t, job); err != nil {
+		t.Fatal(err)
+	}
+	if rec := f.settled(t, job); rec.Ending == nil || rec.Ending.Message != protocol.MessageCanceledBeforeStart {
+		t.Errorf("ending = %+v, want canceled before it started", rec.Ending)
+	}
 }

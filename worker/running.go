@@ -6,15 +6,16 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"starling/protocol"
 )
 
-// guest is one that runs now.
+// guest is one that runs now, or is made ready.
 type guest struct {
 	dir   *workdir
-	quota int64
+	quota atomic.Int64 // of its work directory; 0 until it runs
 	stop  context.CancelCauseFunc
 	task  protocol.RunningTask
 }
@@ -25,7 +26,8 @@ func runningTask(rec protocol.Record) protocol.RunningTask {
 	}
 }
 
-// running is the set of guests that run now. It is safe for concurrent use.
+// running is the set of guests that run now or are made ready, as by a compilation.
+// It is safe for concurrent use.
 type running struct {
 	mu     sync.Mutex
 	guests map[protocol.SessionID]*guest // guarded by mu
@@ -58,7 +60,7 @@ func (r *running) snapshot() map[protocol.SessionID]*guest {
 	return maps.Clone(r.guests)
 }
 
-// tasks are what runs now, the oldest first, as an operator is told.
+// tasks are what is made ready or runs now, the oldest first, as an operator is told.
 func (r *running) tasks() []protocol.RunningTask {
 	tasks := []protocol.RunningTask{}
 	for _, g := range r.snapshot() {
@@ -70,10 +72,15 @@ func (r *running) tasks() []protocol.RunningTask {
 	return tasks[:min(len(tasks), protocol.MaxStatsTasks)]
 }
 
+// count is how many guests run now.
 func (r *running) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.guests)
+	n := 0
+	for _, g := range r.snapshot() {
+		if g.quota.Load() > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 const (
@@ -94,8 +101,12 @@ func (w *Worker) housekeep(ctx context.Context) {
 		case now := <-quotas.C:
 			w.turned.Store(now.UnixNano())
 			for _, g := range w.running.snapshot() {
-				if used := g.dir.size(g.quota); used > g.quota {
-					g.stop(&quotaError{used, g.quota})
+				quota := g.quota.Load()
+				if quota == 0 {
+					continue // not yet started
+				}
+				if used := g.dir.size(quota); used > quota {
+					g.stop(&quotaError{used, quota})
 				}
 			}
 		case now := <-prunes.C:

@@ -32,6 +32,11 @@ func (a *app) cancelCommand() *cobra.Command {
 				if errors.Is(err, broker.ErrFinal) {
 					return fmt.Errorf("%w: it is %s, and nothing was changed", err, done.Record.Status)
 				}
+				if o := done.Record.Outcome; errors.Is(err, broker.ErrDenied) && o != nil && o.ParentEnded() {
+					// It ended in the queue: whoever takes its job drops it.
+					fmt.Fprintln(a.err, "starling: its job stays queued for the worker that takes it: only an operator takes it away (--keep-job says so beforehand)")
+					err = nil
+				}
 				if err != nil {
 					return err
 				}

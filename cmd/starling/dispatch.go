@@ -126,6 +126,10 @@ func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, j
 	if err != nil {
 		return err
 	}
+	if done.Existing {
+		fmt.Fprintf(a.err, "starling: %s was dispatched before, at %s: it stays one delegation, with the task of that dispatch\n",
+			job.DelegationID, done.Record.SubmittedAt)
+	}
 	job.TaskID = done.Record.TaskID // an earlier dispatch's, where there was one
 	switch {
 	case f.follow:

@@ -124,6 +124,8 @@ func (a *app) examine(ctx context.Context, buses busSettings) (*examination, err
 		x.pools(ctx)
 		x.ledger(ctx)
 		x.deadLetters(ctx)
+	} else {
+		x.say("skipped", warning, "", "without the streams these were not looked at: clock, room, pools, delegations, dead letters")
 	}
 	return x, nil
 }
@@ -169,6 +171,10 @@ func (x *examination) rights(ctx context.Context) {
 		roles = append(roles, x.bus.WorkerRights(pool))
 	}
 	roles = append(roles, x.bus.ParentRights(), x.bus.ObserverRights())
+	user := "the user without a name"
+	if rights.User != "" {
+		user = "user " + rights.User
+	}
 	var can []string
 	for _, role := range roles {
 		if len(rights.Lacks(role)) == 0 {
@@ -177,10 +183,10 @@ func (x *examination) rights(ctx context.Context) {
 	}
 	switch {
 	case slices.Contains(can, "operator"):
-		x.say("rights", fine, "", "user %s is an operator: it may do everything", rights.User)
+		x.say("rights", fine, "", "%s is an operator: it may do everything", user)
 	case len(can) > 0:
 		for _, role := range can {
-			x.say("rights", fine, "", "user %s has what a %s needs", rights.User, role)
+			x.say("rights", fine, "", "%s has what a %s needs", user, role)
 		}
 	default:
 		for _, role := range roles[1:] {
@@ -191,7 +197,7 @@ func (x *examination) rights(ctx context.Context) {
 				lacks = lacks[:3]
 			}
 			x.say("rights", warning, "docs/configuration.md, Rights, lists what each role needs",
-				"to be a %s, user %s lacks: %s%s", role.Role, rights.User, joined(lacks), more)
+				"to be a %s, %s lacks: %s%s", role.Role, user, joined(lacks), more)
 		}
 	}
 }

@@ -133,6 +133,7 @@ func TestDoctorSaysWhatIsMissing(t *testing.T) {
 				t.Errorf("doctor as %s = %+v, want warnings", c.user.Name, d)
 			}
 			contains(t, "streams", d.of("streams"), "may not look", "operator")
+			contains(t, "skipped", d.of("skipped"), "pools", "delegations", "dead letters")
 			if got := d.of("rights"); (got == "") != (c.says == "") || !strings.Contains(got, c.says) {
 				t.Errorf("rights of %s = %q, want %q", c.user.Name, got, c.says)
 			}

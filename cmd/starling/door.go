@@ -32,6 +32,9 @@ func (a *app) doorCommand() *cobra.Command {
 }
 
 func (a *app) door(ctx context.Context, listen string, session protocol.SessionID) error {
+	if _, _, err := net.SplitHostPort(listen); err != nil {
+		return &usageError{fmt.Errorf("--listen: %w: it is HOST:PORT, such as 127.0.0.1:7777, or 127.0.0.1:0 for any free port", err)}
+	}
 	if session == "" {
 		session = protocol.NewSessionID()
 	}

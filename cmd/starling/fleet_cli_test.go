@@ -59,7 +59,12 @@ func TestCommandsOfADelegation(t *testing.T) {
 	if got := must("result", key); got != "Hello, THE FLEET!" {
 		t.Errorf("result = %q, want the result alone", got)
 	}
-	_, delegation, _ := strings.Cut(key, ".")
+	session, delegation, _ := strings.Cut(key, ".")
+	twice := starling(t, "", append([]string{"dispatch", "hello@1.0.0", "--task", "another", "--session", session, "--delegation", delegation}, url...)...)
+	if twice.status != exitOK || strings.TrimSpace(twice.out) != key {
+		t.Errorf("dispatch of the same delegation = %d %q, want 0 and %s", twice.status, twice.out, key)
+	}
+	contains(t, "stderr of the second dispatch", twice.err, delegation, "dispatched before", "the task of that dispatch")
 	if got := must("result", delegation); got != "Hello, THE FLEET!" {
 		t.Errorf("result by delegation id = %q", got)
 	}

@@ -19,6 +19,15 @@ func TestWhatWouldBeIgnoredIsRefused(t *testing.T) {
 		"a version beside a manifest": {
 			[]string{"run", agent(t, "text"), "--capsule-version", "9", "--task", "x"}, []string{"murmur.yaml", "--capsule-version"},
 		},
+		"more slots than the one of run": {
+			[]string{"run", agent(t, "text"), "--slots", "2", "--task", "x"}, []string{"--slots", "one task"},
+		},
+		"a file that is no module": {
+			[]string{"run", "main.go", "--task", "x"}, []string{"main.go", "no WebAssembly"},
+		},
+		"a listen address without a port": {
+			[]string{"door", "--listen", "nonsense"}, []string{"--listen", "HOST:PORT"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

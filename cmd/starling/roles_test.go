@@ -110,6 +110,11 @@ func TestEachPartyDoesItsJobWithItsRightsAlone(t *testing.T) {
 	for _, command := range []string{"ps --all", "ps --undelivered", "stats", "doctor", "dlq ls", "capsule ls", "capsule inspect agent@1.0.0", "result " + key} {
 		want(t, "operator", strings.Fields(command)...)
 	}
+	as(t, s, "parent-1", "pw-parent")
+	queued := strings.TrimSpace(want(t, "parent", "dispatch", "agent@1.0.0", "--session", confSession, "--task", "x", "--pool", "gpu", "--allow-unserved").out)
+	contains(t, "what a parent is told of a queued job", want(t, "parent", "cancel", queued).err, "stays queued", "--keep-job")
+
+	operator()
 	want(t, "operator", "capsule", "rm", "agent@1.0.0")
 	want(t, "operator", "drain", confWorker, "--wait")
 	if got := <-worked; got.status != 0 || strings.Contains(strings.ToLower(got.err), "violation") {

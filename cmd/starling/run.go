@@ -47,12 +47,19 @@ door when the task ends.`,
 		Example: "  starling run sandbox/guest/examples/hello --task 'greet the fleet'\n" +
 			"  starling run gojq.wasm --task '{\"a\":1}'",
 		Args: exactArgs(1, "the capsule: FILE.wasm or DIR"),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.run(cmd.Context(), f, args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("slots") {
+				return &usageError{errors.New("starling run runs one task: --slots is for starling worker")}
+			}
+			return a.run(cmd.Context(), f, args[0])
+		},
 	}
 	f.taskFlags.bind(cmd)
 	f.bare.bind(cmd)
 	cmd.Flags().BoolVar(&f.json, "json", false, "one JSON object a frame")
-	return bindAll(cmd, &f.worker, &f.sandbox, &f.completion)
+	bindAll(cmd, &f.worker, &f.sandbox, &f.completion)
+	_ = cmd.Flags().MarkHidden("slots") // it is there
+	return cmd
 }
 
 func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {

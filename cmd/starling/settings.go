@@ -134,7 +134,7 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 		},
 	}
 	err := cfg.Validate()
-	if s.Slots < 1 {
+	if s.Slots == 0 { // to the package that is its default
 		err = errors.Join(err, fmt.Errorf("STARLING_SLOTS (--slots) is %d: it is at least 1", s.Slots))
 	}
 	if err != nil {
@@ -307,7 +307,7 @@ func bind(flags *pflag.FlagSet, group any) error {
 func variableError(err error) error {
 	var parse *envconfig.ParseError
 	if errors.As(err, &parse) {
-		return fmt.Errorf("%s cannot be read as a %s", parse.KeyName, parse.TypeName)
+		return fmt.Errorf("%s cannot be read: it is of type %s", parse.KeyName, parse.TypeName)
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -138,6 +139,9 @@ func readModule(file string) ([]byte, error) {
 	module, err := os.ReadFile(file)
 	if err != nil {
 		return nil, &usageError{fmt.Errorf("capsule %s: %w", file, unwrapPath(err))}
+	}
+	if !bytes.HasPrefix(module, []byte("\x00asm")) {
+		return nil, &usageError{fmt.Errorf("capsule %s: it is no WebAssembly: it does not begin with \\0asm", file)}
 	}
 	return module, nil
 }
