@@ -68,6 +68,7 @@ type Job struct {
 	MaxAttempts  int
 	Deadline     Time // zero: none
 	Env          map[string]string
+	Capabilities *JobCapabilities // nil: as the manifest has them
 }
 
 // jobBody is a job on the wire. Message and spawner have readers of their own.
@@ -82,6 +83,7 @@ type jobBody struct {
 	MaxAttempts  *int              `json:"max_attempts,omitempty"`
 	Deadline     Time              `json:"deadline,omitzero"`
 	Env          map[string]string `json:"env,omitempty"`
+	Capabilities json.RawMessage   `json:"capabilities,omitempty"`
 }
 
 // ParseJob reads a job's body, fills in the defaults and validates it. Errors
@@ -102,9 +104,16 @@ func ParseJob(body []byte) (Job, error) {
 	if err != nil {
 		return Job{}, fmt.Errorf("%w: spawner: %w", ErrJob, err)
 	}
+	var capabilities *JobCapabilities
+	if len(b.Capabilities) > 0 {
+		if capabilities, err = ParseJobCapabilities(b.Capabilities); err != nil {
+			return Job{}, err // an ErrJob
+		}
+	}
 	j := Job{
 		DelegationID: b.DelegationID, TaskID: b.TaskID, Capsule: b.Capsule, Message: message, Spawner: spawner,
 		Origin: b.Origin, Pool: b.Pool, MaxAttempts: DefaultMaxAttempts, Deadline: b.Deadline, Env: b.Env,
+		Capabilities: capabilities,
 	}
 	if b.MaxAttempts != nil {
 		j.MaxAttempts = *b.MaxAttempts
@@ -125,10 +134,17 @@ func (j Job) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: message: %w", ErrJob, err)
 	}
+	var capabilities json.RawMessage
+	if j.Capabilities != nil {
+		if capabilities, err = json.Marshal(j.Capabilities); err != nil {
+			return nil, fmt.Errorf("%w: capabilities: %w", ErrJob, err)
+		}
+	}
 	body, err := json.Marshal(jobBody{
 		DelegationID: j.DelegationID, TaskID: j.TaskID, Capsule: j.Capsule, Message: message,
 		Spawner: json.RawMessage(j.Spawner.String()), Origin: j.Origin, Pool: j.Pool,
 		MaxAttempts: &j.MaxAttempts, Deadline: j.Deadline, Env: j.Env,
+		Capabilities: capabilities,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrJob, err)
@@ -184,6 +200,7 @@ func (j Job) Validate() error {
 			bad("env.%s holds a NUL or bytes that are no UTF-8", clip(name, 64))
 		}
 	}
+	problems = append(problems, j.Capabilities.Validate())
 	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("%w: %w", ErrJob, err)
 	}

@@ -244,6 +244,7 @@ func TestCapsuleRef(t *testing.T) {
 func FuzzParseJob(f *testing.F) {
 	for _, seed := range []string{
 		fullJob, leastJob, `null`, `{}`,
+		strings.Replace(fullJob, `"env":{`, `"capabilities":{"env":{"allow":[]},"filesystem":null,"network":{"allow":["a"]},"limits":{"instances":1}},"env":{`, 1),
 		strings.Replace(fullJob, "2026-11-29T12:00:00.000Z", "9999-12-31T23:59:59.9-23:00", 1),
 		strings.Replace(fullJob, `{"text":"do it"}`, `{"text":"<\u2028>"},{"data":{"n":1e300,"m":null}},{"url":"u","filename":"f"}`, 1),
 	} {

@@ -202,7 +202,25 @@ func (m Manifest) Validate() error {
 	if m.Output != OutputText && m.Output != OutputEvents {
 		bad("output is %q: it is \"text\" or \"events\"", clip(string(m.Output), 32))
 	}
-	l := m.Capabilities.Limits
+	if m.Inference.MaxTurns < 1 {
+		bad("inference.max_turns is %d: it is at least 1", m.Inference.MaxTurns)
+	}
+	if m.Inference.MaxSessionTokens < 0 {
+		bad("inference.max_session_tokens is %d: it is at least 1, or left out for no ceiling", m.Inference.MaxSessionTokens)
+	}
+	for _, problem := range m.Capabilities.problems() {
+		bad("%w", problem)
+	}
+	return errors.Join(problems...)
+}
+
+// problems are what is wrong with any member, each with its key and the fix.
+func (c Capabilities) problems() []error {
+	var problems []error
+	bad := func(format string, args ...any) {
+		problems = append(problems, fmt.Errorf("capabilities."+format, args...))
+	}
+	l := c.Limits
 	for _, limit := range []struct {
 		key        string
 		value, max int64
@@ -214,35 +232,29 @@ func (m Manifest) Validate() error {
 		{"workdir_bytes", l.WorkdirBytes, math.MaxInt64},
 	} {
 		if limit.value < 1 || limit.value > limit.max {
-			bad("capabilities.limits.%s is %d: it is 1 to %d", limit.key, limit.value, limit.max)
+			bad("limits.%s is %d: it is 1 to %d", limit.key, limit.value, limit.max)
 		}
 	}
-	if m.Inference.MaxTurns < 1 {
-		bad("inference.max_turns is %d: it is at least 1", m.Inference.MaxTurns)
-	}
-	if m.Inference.MaxSessionTokens < 0 {
-		bad("inference.max_session_tokens is %d: it is at least 1, or left out for no ceiling", m.Inference.MaxSessionTokens)
-	}
-	fs := m.Capabilities.Filesystem
+	fs := c.Filesystem
 	if fs.Scope != "" && !subpath(fs.Scope) {
-		bad("capabilities.filesystem.scope is %q: it is a path below the work directory", clip(fs.Scope, 128))
+		bad("filesystem.scope is %q: it is a path below the work directory", clip(fs.Scope, 128))
 	}
 	for i, p := range fs.ReadOnly {
 		if !subpath(p) {
-			bad("capabilities.filesystem.read_only[%d] is %q: it is a path below the scope", i, clip(p, 128))
+			bad("filesystem.read_only[%d] is %q: it is a path below the scope", i, clip(p, 128))
 		}
 	}
-	for i, name := range m.Capabilities.Env.Allow {
+	for i, name := range c.Env.Allow {
 		if !envName.MatchString(name) {
-			bad("capabilities.env.allow[%d] is %q: it is an environment name", i, clip(name, 64))
+			bad("env.allow[%d] is %q: it is an environment name", i, clip(name, 64))
 		}
 	}
-	for i, entry := range m.Capabilities.Network.Allow {
+	for i, entry := range c.Network.Allow {
 		if _, err := ParseNetworkRule(entry); err != nil {
-			bad("capabilities.network.allow[%d]: %w", i, err)
+			bad("network.allow[%d]: %w", i, err)
 		}
 	}
-	return errors.Join(problems...)
+	return problems
 }
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)

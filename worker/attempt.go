@@ -152,7 +152,8 @@ func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]s
 	}
 	crashpoint("capsule fetched")
 	a.module, a.manifest = found.path, found.Manifest
-	if err := a.w.cfg.Ceiling.check(a.manifest.Capabilities.Limits); err != nil {
+	a.manifest.Capabilities, err = a.w.granted(a.job, found.Manifest)
+	if err != nil {
 		return found, nil, err
 	}
 	rec := a.claim.Record

@@ -24,8 +24,10 @@ type Ceiling struct {
 	// CredentialEnv are credential-shaped names (a key, a token, a password)
 	// that capsules may be given; no other such name is.
 	CredentialEnv []string
-	// Most a manifest may ask for; 0 is no ceiling.
+	// Most a manifest, narrowed by the job, may ask for; 0 is no ceiling.
 	MemoryBytes     int64
+	TableElements   int64
+	Instances       int64
 	DeadlineSeconds int64
 	WorkdirBytes    int64
 }
@@ -35,13 +37,15 @@ type refusal struct{ why string }
 
 func (r *refusal) Error() string { return r.why }
 
-// check compares a manifest's limits with the ceiling.
+// check compares the limits of a run with the ceiling.
 func (c Ceiling) check(l protocol.Limits) error {
 	for _, limit := range []struct {
 		key            string
 		asked, allowed int64
 	}{
 		{"memory_bytes", l.MemoryBytes, c.MemoryBytes},
+		{"table_elements", l.TableElements, c.TableElements},
+		{"instances", l.Instances, c.Instances},
 		{"deadline_seconds", l.DeadlineSeconds, c.DeadlineSeconds},
 		{"workdir_bytes", l.WorkdirBytes, c.WorkdirBytes},
 	} {
@@ -53,6 +57,16 @@ func (c Ceiling) check(l protocol.Limits) error {
 	return nil
 }
 
+// granted are the capabilities of a run: what the manifest asks for, narrowed by
+// the job, within the operator's ceiling.
+func (w *Worker) granted(job protocol.Job, manifest protocol.Manifest) (protocol.Capabilities, error) {
+	c, err := manifest.Capabilities.Narrow(job.Capabilities)
+	if err != nil {
+		return c, &refusal{strings.ReplaceAll(err.Error(), "\n", "; ")}
+	}
+	return c, w.cfg.Ceiling.check(c.Limits)
+}
+
 // environment is the guest's whole environment: what the manifest allows, the
 // job's value before the worker's, and the runtime's own names last, which
 // nothing can shadow.
@@ -62,7 +76,7 @@ func (w *Worker) environment(job protocol.Job, manifest protocol.Manifest, sessi
 	for _, name := range slices.Sorted(maps.Keys(job.Env)) {
 		switch {
 		case !slices.Contains(allowed, name):
-			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which the capsule's manifest does not allow (capabilities.env.allow is %s)",
+			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which is not granted (capabilities.env.allow is %s)",
 				name, cmp.Or(strings.Join(allowed, ", "), "empty"))}
 		case credentialShaped(name) && !slices.Contains(w.cfg.Ceiling.CredentialEnv, name):
 			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which looks like a credential; the operator's ceiling does not list it", name)}

@@ -2,6 +2,8 @@ package worker_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -147,5 +149,81 @@ func TestGrantsThatRefuse(t *testing.T) {
 				t.Errorf("a refused capsule has frames: %+v", e.frames)
 			}
 		})
+	}
+}
+
+// TestAJobNarrowsWhatItsCapsuleGets, and never gets it more.
+//
+// Source: docs/protocol.md, section 3.
+func TestAJobNarrowsWhatItsCapsuleGets(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, func(c *worker.Config) { c.Ceiling = worker.Ceiling{MemoryBytes: 64 << 20, TableElements: 10000} })
+	asks := func(m *protocol.Manifest) {
+		m.Capabilities.Env.Allow = []string{"LANG", "TZ"}
+		m.Capabilities.Limits.MemoryBytes, m.Capabilities.Limits.TableElements = 128<<20, 20000
+	}
+	agent, spinning := f.agent(t, asks), f.push(t, "spinning", guest(t, forever()), asks)
+	within := `"memory_bytes":67108864,"table_elements":10000`
+	for name, c := range map[string]struct {
+		capsule protocol.CapsuleRef
+		task    string
+		env     map[string]string
+		job     string
+		says    string // of the ending, or the response when it completes
+	}{
+		"a manifest over the ceiling": {capsule: agent, task: "env", job: `{}`, says: "memory_bytes asks for 134217728 and the operator's ceiling is 67108864"},
+		"one table over the ceiling": {
+			capsule: agent, task: "env", job: `{"limits":{"memory_bytes":67108864}}`,
+			says: "table_elements asks for 20000 and the operator's ceiling is 10000",
+		},
+		"narrowed to the ceiling": {capsule: agent, task: "env", env: map[string]string{"TZ": "UTC"}, job: `{"limits":{` + within + `}}`, says: "TZ=UTC"},
+		"a shorter deadline": {
+			capsule: spinning, task: "x", job: `{"limits":{"deadline_seconds":1,` + within + `}}`,
+			says: "exceeded its 1s deadline",
+		},
+		"more than the manifest": {
+			capsule: agent, task: "env", job: `{"limits":{"deadline_seconds":601,` + within + `}}`,
+			says: "the job's capabilities.limits.deadline_seconds is 601, and the capsule's manifest has 600",
+		},
+		"an environment without the name that it sets": {
+			capsule: agent, task: "env", env: map[string]string{"TZ": "UTC"}, job: `{"env":{"allow":["LANG"]},"limits":{` + within + `}}`,
+			says: "the job sets the environment variable TZ, which is not granted (capabilities.env.allow is LANG)",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			capabilities, err := protocol.ParseJobCapabilities([]byte(c.job))
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := f.end(t, f.job(c.capsule, c.task, func(j *protocol.Job) { j.Env, j.Capabilities = c.env, capabilities }))
+			got := e.rec.Ending.Message
+			if r := e.response(); r != nil {
+				got = r.Text
+			}
+			if !strings.Contains(got, c.says) {
+				t.Errorf("ended %s with %q, want %q", e.rec.Ending.State, got, c.says)
+			}
+		})
+	}
+}
+
+// TestAJobMakesMoreOfTheDirectoryReadOnly than its capsule's manifest does.
+func TestAJobMakesMoreOfTheDirectoryReadOnly(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, nil)
+	capsule := f.push(t, "writer", guest(t, mkdir("keep"), file("keep/x", "x", 1)))
+	for _, narrowed := range []bool{false, true} {
+		e := f.end(t, f.job(capsule, "x", func(j *protocol.Job) {
+			if narrowed {
+				j.Capabilities = &protocol.JobCapabilities{Filesystem: &protocol.JobFilesystem{ReadOnly: []string{"keep"}}}
+			}
+		}))
+		_, err := os.Stat(filepath.Join(e.rec.Workdir, "keep", "x"))
+		if written := err == nil; written == narrowed {
+			t.Errorf("narrowed %t: the guest's file is there: %t, %v", narrowed, written, err)
+		}
 	}
 }

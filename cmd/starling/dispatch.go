@@ -79,6 +79,9 @@ func (a *app) job(f *dispatchFlags, capsule string) (protocol.Job, error) {
 		return protocol.Job{}, err
 	}
 	job := newJob(protocol.CapsuleEntry{Manifest: protocol.Manifest{Name: ref.Name, Version: ref.Version}}, text, env, nil)
+	if job.Capabilities, err = f.narrowed(); err != nil {
+		return protocol.Job{}, err
+	}
 	job.Origin, job.Pool, job.MaxAttempts = protocol.Origin(f.origin), f.pool.Pool, f.maxAttempts
 	if f.context != "" {
 		job.Message.ContextID = f.context

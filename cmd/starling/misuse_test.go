@@ -22,6 +22,9 @@ func TestWhatWouldBeIgnoredIsRefused(t *testing.T) {
 		"more slots than the one of run": {
 			[]string{"run", agent(t, "text"), "--slots", "2", "--task", "x"}, []string{"--slots", "one task"},
 		},
+		"capabilities that cannot be read": {
+			[]string{"dispatch", "hello@1.0.0", "--task", "x", "--capabilities", `{"limits":{"fuel":1}}`}, []string{"--capabilities", "capabilities.limits.fuel"},
+		},
 		"a file that is no module": {
 			[]string{"run", "main.go", "--task", "x"}, []string{"main.go", "no WebAssembly"},
 		},

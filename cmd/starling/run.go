@@ -71,6 +71,10 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	if err != nil {
 		return err
 	}
+	capabilities, err := f.narrowed()
+	if err != nil {
+		return err
+	}
 	f.bare.env = slices.Sorted(maps.Keys(env))
 	capsule, err := a.capsuleAt(ctx, path, f.bare)
 	if err != nil {
@@ -102,6 +106,7 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	default:
 	}
 	job := newJob(entry, text, env, spawner)
+	job.Capabilities = capabilities
 	return a.dispatchAndFollow(ctx, fleet, job, f.json, signals)
 }
 

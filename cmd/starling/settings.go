@@ -101,6 +101,8 @@ type workerSettings struct {
 	CeilingEnv             []string `split_words:"true" desc:"variables of the worker's environment that capsules may be given, comma-separated"`
 	CeilingCredentialEnv   []string `split_words:"true" desc:"credential-shaped names that capsules may be given, comma-separated"`
 	CeilingMemoryBytes     int64    `split_words:"true" default:"0" desc:"most memory a manifest may ask for; 0: no ceiling"`
+	CeilingTableElements   int64    `split_words:"true" default:"0" desc:"most elements of a table a manifest may ask for; 0: no ceiling"`
+	CeilingInstances       int64    `split_words:"true" default:"0" desc:"most instances a manifest may ask for; 0: no ceiling"`
 	CeilingDeadlineSeconds int64    `split_words:"true" default:"0" desc:"longest deadline a manifest may ask for; 0: no ceiling"`
 	CeilingWorkdirBytes    int64    `split_words:"true" default:"0" desc:"largest work directory a manifest may ask for; 0: no ceiling"`
 }
@@ -130,6 +132,7 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 		DrainTimeout: s.DrainTimeout, CancelGrace: s.CancelGrace, Reports: s.Reports,
 		Ceiling: worker.Ceiling{
 			Env: s.CeilingEnv, CredentialEnv: s.CeilingCredentialEnv, MemoryBytes: s.CeilingMemoryBytes,
+			TableElements: s.CeilingTableElements, Instances: s.CeilingInstances,
 			DeadlineSeconds: s.CeilingDeadlineSeconds, WorkdirBytes: s.CeilingWorkdirBytes,
 		},
 	}

@@ -16,11 +16,15 @@ import (
 type taskFlags struct {
 	task string
 	env  []string
+
+	capabilities string
 }
 
 func (t *taskFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&t.task, "task", "t", "", "the task's text; without it, or as -, it is read from standard input")
 	cmd.Flags().StringArrayVarP(&t.env, "env", "e", nil, "NAME=VALUE for the capsule, if its manifest allows the name; repeatable")
+	cmd.Flags().StringVar(&t.capabilities, "capabilities", "",
+		`JSON that narrows what the manifest asks for: {"limits":{"deadline_seconds":10},"env":{"allow":[]}}; or @FILE`)
 }
 
 // text is the task's text.
@@ -40,6 +44,25 @@ func (a *app) text(t taskFlags) (string, error) {
 		return "", &usageError{errors.New("the task is empty: give it with --task TEXT, or on standard input")}
 	}
 	return text, nil
+}
+
+// narrowed is what the job narrows of its capsule's capabilities.
+func (t taskFlags) narrowed() (*protocol.JobCapabilities, error) {
+	text := []byte(t.capabilities)
+	if file, ok := strings.CutPrefix(t.capabilities, "@"); ok {
+		var err error
+		if text, err = os.ReadFile(file); err != nil {
+			return nil, &usageError{fmt.Errorf("--capabilities %s: %w", t.capabilities, unwrapPath(err))}
+		}
+	}
+	if len(text) == 0 {
+		return nil, nil
+	}
+	c, err := protocol.ParseJobCapabilities(text)
+	if err != nil {
+		return nil, &usageError{fmt.Errorf("--capabilities: %w", err)}
+	}
+	return c, nil
 }
 
 // environment is the job's environment.
