@@ -156,7 +156,7 @@ func (f *files) putBack(sub, outside string) error {
 		if info, err := os.Lstat(at); err == nil && info.IsDir() {
 			continue
 		}
-		if err := os.RemoveAll(at); err != nil {
+		if err := removeTree(at); err != nil {
 			return err
 		}
 		if err := os.Mkdir(at, 0o700); err != nil {
@@ -164,8 +164,17 @@ func (f *files) putBack(sub, outside string) error {
 		}
 	}
 	at = filepath.Join(f.base, sub)
-	if err := os.RemoveAll(at); err != nil {
+	if err := removeTree(at); err != nil {
 		return err
 	}
 	return os.Rename(outside, at)
+}
+
+// removeTree is RemoveTree by path.
+func removeTree(path string) error {
+	parent, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(RemoveTree(parent, filepath.Base(path)), parent.Close())
 }

@@ -24,11 +24,19 @@ var (
 	errFrames             = errors.New("the task's frames cannot be published")
 )
 
-// quotaError stops a guest whose work directory grew past its quota.
-type quotaError struct{ used, limit int64 }
+// quotaError stops a guest whose work directory grew past its quota, or too deep
+// to be measured.
+type quotaError struct {
+	used, limit int64
+	deep        error // or nil
+}
 
 func (e *quotaError) Error() string {
-	return fmt.Sprintf("capsule execution exceeded its configured resource limits: "+
+	const exceeded = "capsule execution exceeded its configured resource limits: "
+	if e.deep != nil {
+		return exceeded + "work directory: " + e.deep.Error()
+	}
+	return fmt.Sprintf(exceeded+
 		"work directory growth to %d bytes exceeds capabilities.limits.workdir_bytes (%d)", e.used, e.limit)
 }
 

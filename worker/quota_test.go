@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"starling/protocol"
+	"starling/testenv"
 )
 
 // TestWorkdirQuota ends a guest whose directory grows past workdir_bytes.
@@ -30,11 +31,31 @@ func TestWorkdirQuota(t *testing.T) {
 	e.check(t, f, job, situation{
 		protocol.StatusError, protocol.ReportedByChild, "", "TASK_STATE_FAILED", message, nil, "error: " + message,
 	})
+	// Empty files count too, and directories nest only so deep.
+	litter := f.job(f.push(t, "litter", module(t, "litter"), small), "x")
+	if e := f.end(t, litter); !want.MatchString(e.rec.Ending.Message) {
+		t.Errorf("a guest that makes empty files ended %s with %q, want %s", e.rec.Status, e.rec.Ending.Message, want)
+	}
+	nest := f.job(f.push(t, "nest", module(t, "nest")), "x")
+	const deep = "capsule execution exceeded its configured resource limits: work directory: directories nest deeper than 128"
+	if e := f.end(t, nest); e.rec.Ending.Message != deep {
+		t.Errorf("a guest that nests directories ended %s with %q, want %q", e.rec.Status, e.rec.Ending.Message, deep)
+	}
 	// Within it, a guest goes on, though it is measured.
 	job = f.job(f.push(t, "modest", guest(t, file("a", "", 3), nap(1200), say("done")), small), "x")
 	if e := f.end(t, job); e.rec.Status != protocol.StatusOK {
 		t.Errorf("ended %s %q, want ok", e.rec.Status, e.rec.Ending.Message)
 	}
+}
+
+// module is a guest of testenv.
+func module(t *testing.T, name string) []byte {
+	t.Helper()
+	module, err := os.ReadFile(testenv.WAT(t, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return module
 }
 
 // TestTrace reads the trace of a session that does a bit of everything.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"starling/protocol"
+	"starling/sandbox"
 )
 
 // guest is one that runs now, or is made ready.
@@ -18,6 +19,7 @@ type guest struct {
 	quota atomic.Int64 // of its work directory; 0 until it runs
 	stop  context.CancelCauseFunc
 	task  protocol.RunningTask
+	due   time.Time // of the next look at its directory; housekeep's own
 }
 
 func runningTask(rec protocol.Record) protocol.RunningTask {
@@ -86,6 +88,10 @@ func (r *running) count() int {
 const (
 	quotaInterval = time.Second
 	pruneInterval = time.Hour
+
+	// measureShare is how much longer a directory is left alone than it took to
+	// measure: a guest with very many files does not keep the worker busy.
+	measureShare = 4
 )
 
 // housekeep measures the work directories of running guests against their quota
@@ -101,13 +107,15 @@ func (w *Worker) housekeep(ctx context.Context) {
 		case now := <-quotas.C:
 			w.turned.Store(now.UnixNano())
 			for _, g := range w.running.snapshot() {
-				quota := g.quota.Load()
-				if quota == 0 {
-					continue // not yet started
+				quota, began := g.quota.Load(), time.Now()
+				if quota == 0 || began.Before(g.due) {
+					continue // not yet started, or it has many files
 				}
-				if used := g.dir.size(quota); used > quota {
-					g.stop(&quotaError{used, quota})
+				used, err := sandbox.TreeBytes(g.dir.root, quota)
+				if err != nil || used > quota {
+					g.stop(&quotaError{used, quota, err})
 				}
+				g.due = time.Now().Add(measureShare * time.Since(began))
 			}
 		case now := <-prunes.C:
 			if err := w.prune(now); err != nil {

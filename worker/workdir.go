@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"starling/protocol"
+	"starling/sandbox"
 )
 
 const (
@@ -119,7 +120,7 @@ func (d *workdir) writeNew(name, content string) error {
 	const create = os.O_WRONLY | os.O_CREATE | os.O_EXCL // never through a link
 	f, err := d.root.OpenFile(name, create, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		if err = d.root.RemoveAll(name); err == nil {
+		if err = sandbox.RemoveTree(d.root, name); err == nil {
 			f, err = d.root.OpenFile(name, create, 0o600)
 		}
 	}
@@ -136,32 +137,13 @@ func (d *workdir) regular(name string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// errQuota stops measuring once the quota is passed.
-var errQuota = errors.New("quota passed")
-
-// size adds up the bytes below the work directory, and stops early past limit.
-// A sparse file counts with its length. What vanishes meanwhile counts nothing.
-func (d *workdir) size(limit int64) int64 {
-	var total int64
-	err := fs.WalkDir(d.root.FS(), ".", func(_ string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			return nil
-		}
-		if info, err := entry.Info(); err == nil {
-			total += info.Size()
-		}
-		if total > limit {
-			return errQuota
-		}
-		return nil
-	})
-	_ = err // errQuota, or nothing: the callback swallows the rest
-	return total
-}
-
 // prune removes what attempts left more than Retention ago.
 func (w *Worker) prune(now time.Time) error {
 	entries, err := os.ReadDir(w.cfg.WorkRoot)
+	if err != nil {
+		return fmt.Errorf("work root: %w", err)
+	}
+	root, err := os.OpenRoot(w.cfg.WorkRoot)
 	if err != nil {
 		return fmt.Errorf("work root: %w", err)
 	}
@@ -174,7 +156,7 @@ func (w *Worker) prune(now time.Time) error {
 		if w.running.has(protocol.SessionID(entry.Name())) || now.Sub(info.ModTime()) < w.cfg.Retention {
 			continue
 		}
-		problems = append(problems, os.RemoveAll(filepath.Join(w.cfg.WorkRoot, entry.Name())))
+		problems = append(problems, sandbox.RemoveTree(root, entry.Name()))
 	}
-	return errors.Join(problems...)
+	return errors.Join(append(problems, root.Close())...)
 }
