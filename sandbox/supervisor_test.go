@@ -232,7 +232,7 @@ func TestStopsOfAGuestInAProcess(t *testing.T) {
 			}
 			if c.hang {
 				testenv.EventuallyTrue(t, soon, "the end of the process", func() bool { return len(s.PIDs()) == 0 })
-			} else if c.want == why {
+			} else if errors.Is(c.want, why) {
 				only(t, s)
 			}
 		})

@@ -70,7 +70,7 @@ func openDoor(listen string, session protocol.SessionID) (door *completion.Door,
 
 // serve serves HTTP until the returned function stops it.
 func serve(listen string, handler http.Handler) (url string, stop func() error, err error) {
-	listener, err := net.Listen("tcp", listen)
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", listen) // it does not wait
 	if err != nil {
 		return "", nil, err
 	}

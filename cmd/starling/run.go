@@ -54,7 +54,7 @@ door when the task ends.`,
 			return a.run(cmd.Context(), f, args[0])
 		},
 	}
-	f.taskFlags.bind(cmd)
+	f.bind(cmd)
 	f.bare.bind(cmd)
 	cmd.Flags().BoolVar(&f.json, "json", false, "one JSON object a frame")
 	bindAll(cmd, &f.worker, &f.sandbox, &f.completion)
