@@ -4,16 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
+	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"text/tabwriter"
 	"time"
-
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"starling/broker"
 	"starling/protocol"
@@ -22,51 +18,80 @@ import (
 
 // auditor counts what ledger, frames, doors, mirror and queue hold of delegations
 // that have ended, and names every number that is not as docs/guarantees.md
-// promises. What faults excuse is said before: lost and doorFault.
+// promises. What faults excuse is said before: lost, hurt and closed.
 type auditor struct {
 	bus    *broker.Bus
 	url    string
-	mirror *mirrored                    // nil: not asked
-	door   *testenv.RecordingDoor       // where the parents listen
-	faults map[protocol.WorkerID]string // workers that may lose a task, or tell a parent twice, and why
-	closed string                       // why the door may not have heard; "": it has
+	mirror *mirrored                      // nil: not asked
+	door   *testenv.RecordingDoor         // where the parents listen; nil: book says
+	book   func() []bookedPost            // what the doors were told; nil: door took all it got
+	faults map[protocol.WorkerID][]misery // of workers that may lose a task, or tell a parent twice
+	closed string                         // why the door may not have heard; "": it has
+	// unheard is why the door of a job that no post reached did not hear; nil: nothing excuses it.
+	unheard func(protocol.Job, protocol.Record) string
+	// fits is what is wrong with the outcome of a job and with what its last attempt said; nil: not asked.
+	fits func(protocol.Job, protocol.Record, *attemptFrames) string
 	// lapsed says of which delegations a worker noticed that it could not renew them, or
 	// that another has them; nil: nobody knows.
 	lapsed func() map[protocol.DelegationID]bool
 	known  map[protocol.DelegationID]bool // what it said
+	spent  map[protocol.TaskID]bool       // a dead letter is due: no attempt was left
 	counts map[string]int
 	told   []string // details of what is wrong, a line each
+	blamed []protocol.DelegationID
+}
+
+// misery is what was done to a worker.
+type misery struct {
+	why      string
+	from, to time.Time // zero: any time
 }
 
 // The audit's words.
 const (
 	missing      = "missing outcomes"
 	doubled      = "delegations with more than one outcome"
+	unfit        = "outcomes that the job cannot have"
 	holes        = "attempts with holes"
+	scattered    = "frames more than 256 places behind"
+	behind       = "frames stored behind their place"
 	storedTwice  = "frames stored twice"
 	terminals    = "tasks with other than one terminal frame"
+	otherEnd     = "terminal frames that are not the record's"
+	afterEnd     = "frames of a lost worker behind the end"
+	unclaimed    = "attempts that the record does not know"
 	ranTwice     = "attempts that two guests ran"
 	unreasoned   = "attempts whose worker was not lost"
 	otherID      = "posts with another id"
 	otherStory   = "posts with another story"
+	endedTold    = "parents told of what they ended"
 	untold       = "untold without a reason"
 	twiceNoCause = "told twice without a reason"
-	letters      = "dead letters"
+	letters      = "dead letters without a reason"
+	noLetter     = "spent attempts without a dead letter"
+	badResult    = "large results that cannot be read"
 	leftOver     = "jobs left in the stream"
 )
 
-// wrong are the counts that must be 0. That a frame is stored twice is allowed by
-// docs/protocol.md, section 7, Order, and is printed only: observers drop it.
+// wrong are the counts that must be 0. That a frame is stored twice or behind its
+// place, or a lost worker's behind the end, is allowed by docs/protocol.md, section
+// 7, and is printed only: observers put it right.
 var wrong = []string{
-	missing, doubled, holes, terminals, ranTwice, unreasoned, otherID, otherStory, untold, twiceNoCause, letters, leftOver,
+	missing, doubled, unfit, holes, scattered, terminals, otherEnd, unclaimed, ranTwice, unreasoned, otherID, otherStory, endedTold,
+	untold, twiceNoCause, letters, noLetter, badResult, leftOver,
 }
 
 // lost says that a worker may have lost tasks.
-func (a *auditor) lost(worker, why string) {
+func (a *auditor) lost(worker, why string) { a.hurt(worker, why, time.Time{}, time.Time{}) }
+
+// hurt says that a worker may have lost the tasks that it had at some time between
+// from and to.
+func (a *auditor) hurt(worker, why string, from, to time.Time) {
 	if a.faults == nil {
-		a.faults = make(map[protocol.WorkerID]string)
+		a.faults = make(map[protocol.WorkerID][]misery)
 	}
-	a.faults[protocol.WorkerID(worker)] = why
+	id := protocol.WorkerID(worker)
+	a.faults[id] = append(a.faults[id], misery{why, from, to})
 }
 
 // check audits, prints the table and fails the test on what is wrong.
@@ -87,7 +112,8 @@ func (a *auditor) check(t *testing.T, dispatched []protocol.Job) {
 
 // audit fills counts. It is an error when the bus cannot be asked.
 func (a *auditor) audit(ctx context.Context, dispatched []protocol.Job) error {
-	a.counts, a.told = map[string]int{"dispatched": len(dispatched)}, nil
+	a.counts, a.told, a.blamed = map[string]int{"dispatched": len(dispatched)}, nil, nil
+	a.spent = make(map[protocol.TaskID]bool)
 	if a.lapsed != nil {
 		a.known = a.lapsed()
 	}
@@ -95,37 +121,24 @@ func (a *auditor) audit(ctx context.Context, dispatched []protocol.Job) error {
 	if err != nil {
 		return err
 	}
-	posts := make(map[protocol.DelegationID][]testenv.Post)
-	for _, post := range a.door.Posts() {
-		posts[post.DelegationID] = append(posts[post.DelegationID], post)
-	}
-	tasks := make(map[protocol.TaskID]bool)
+	posts := a.booked()
+	jobs := make(map[protocol.TaskID]protocol.Job)
 	for _, job := range dispatched {
-		tasks[job.TaskID] = true
+		jobs[job.TaskID] = job
 		entry, err := a.bus.ReadRecord(ctx, job.Spawner.SessionID, job.DelegationID, 0)
 		if err != nil || !entry.Record.Status.Final() {
 			a.bad(missing, job, "%v %v", entry.Record.Status, err)
 			continue
 		}
-		a.counts["outcome "+string(entry.Record.Status)]++
-		a.counts["attempts"] += entry.Record.Attempt
-		if entry.Record.Attempt > 1 {
-			a.counts["with more than one attempt"]++
-		}
-		if a.mirror != nil && a.mirror.stories(job.DelegationID) > 1 {
-			a.bad(doubled, job, "the mirror told several")
-		}
-		a.frames(job, frames[job.TaskID])
+		a.record(job, entry.Record)
+		a.frames(job, entry.Record, frames[job.TaskID])
 		a.posts(job, entry.Record, posts[job.DelegationID])
-	}
-	for letter, err := range a.bus.DeadLetters(ctx, "") {
-		if err != nil {
+		if err := a.result(ctx, job, entry.Record); err != nil {
 			return err
 		}
-		if tasks[letter.TaskID] {
-			a.counts[letters]++
-			a.told = append(a.told, fmt.Sprintf("dead letter of %s: %s %s", letter.TaskID, letter.Reason, letter.Detail))
-		}
+	}
+	if err := a.letters(ctx, jobs); err != nil {
+		return err
 	}
 	left, err := jobsIn(ctx, a.url)
 	a.counts[leftOver] = int(left)
@@ -135,79 +148,77 @@ func (a *auditor) audit(ctx context.Context, dispatched []protocol.Job) error {
 func (a *auditor) bad(what string, job protocol.Job, format string, args ...any) {
 	a.counts[what]++
 	a.told = append(a.told, fmt.Sprintf("%s: %s of %s, %s: ", what, job.DelegationID, job.Capsule, job.TaskID)+fmt.Sprintf(format, args...))
+	a.blamed = append(a.blamed, job.DelegationID)
 }
 
-// lostWorker is what the first frame of an attempt says when the one before it was
-// lost.
-var lostWorker = regexp.MustCompile(`^attempt \d+: worker (\S+) was lost$`)
-
-func (a *auditor) frames(job protocol.Job, f *taskFrames) {
-	if f == nil {
-		a.bad(terminals, job, "no frame at all")
-		return
+func (a *auditor) record(job protocol.Job, rec protocol.Record) {
+	a.counts["outcome "+string(rec.Status)]++
+	a.counts["attempts"] += rec.Attempt
+	if rec.Attempt > 1 {
+		a.counts["with more than one attempt"]++
 	}
-	if f.terminal != 1 {
-		a.bad(terminals, job, "%d", f.terminal)
+	if a.mirror != nil && a.mirror.stories(job.DelegationID) > 1 {
+		a.bad(doubled, job, "the mirror told several")
 	}
-	for number, attempt := range f.attempts {
-		if len(attempt.sessions) != 1 {
-			a.bad(ranTwice, job, "attempt %d has %d sessions", number, len(attempt.sessions))
+	if m := spentAttempts.FindStringSubmatch(rec.Outcome.Detail); m != nil && rec.Status == protocol.StatusCrashed {
+		a.spent[job.TaskID] = true
+		if rec.AttemptsLeft(job.MaxAttempts) {
+			a.bad(unfit, job, "%s, with attempts left", rec.Outcome.Detail)
 		}
-		for seq := 1; seq <= len(attempt.seqs); seq++ {
-			if attempt.seqs[seq] == 0 {
-				a.bad(holes, job, "attempt %d lacks %d of %d", number, seq, len(attempt.seqs))
-				break
-			}
-		}
-		for seq, times := range attempt.seqs {
-			a.counts["frames"] += times
-			if times > 1 {
-				a.bad(storedTwice, job, "attempt %d, frame %d: %d times", number, seq, times)
-			}
-		}
-		if m := lostWorker.FindStringSubmatch(attempt.first); m != nil && a.why(job, protocol.WorkerID(m[1])) == "" {
-			a.bad(unreasoned, job, "%s", attempt.first)
+		if a.why(job, protocol.WorkerID(m[1]), rec.StartedAt.Std(), rec.EndedAt.Std()) == "" {
+			a.bad(unreasoned, job, "%s", rec.Outcome.Detail)
 		}
 	}
 }
 
-func (a *auditor) posts(job protocol.Job, rec protocol.Record, posts []testenv.Post) {
-	if !job.Spawner.HasAddress() {
-		return
+// result reads a result that is in the object store.
+func (a *auditor) result(ctx context.Context, job protocol.Job, rec protocol.Record) error {
+	if rec.Outcome.ResultObject == nil {
+		return nil
 	}
-	a.counts["posts"] += len(posts)
-	switch {
-	case rec.Outcome.Delivered && len(posts) > 0:
-	case !rec.Outcome.Delivered && rec.Outcome.DeliveryError != "" && a.closed != "":
-		a.counts["untold: "+a.closed]++
-	default:
-		a.bad(untold, job, "delivered %t, %d posts, error %q", rec.Outcome.Delivered, len(posts), rec.Outcome.DeliveryError)
+	a.counts["large results"]++
+	err := a.bus.FetchResult(ctx, *rec.Outcome.ResultObject, io.Discard)
+	if errors.Is(err, broker.ErrUnavailable) {
+		return err
 	}
-	if len(posts) > 1 {
-		why := a.closed
-		if why == "" {
-			why = a.why(job, rec.Outcome.WorkerID)
-		}
-		if why == "" {
-			a.bad(twiceNoCause, job, "%d posts by %s", len(posts), rec.Outcome.WorkerID)
-		} else {
-			a.counts["told twice: "+why]++
-		}
+	if err != nil {
+		a.bad(badResult, job, "%v", err)
 	}
-	for _, post := range posts {
-		if post.MessageID != protocol.CompletionMessageID(job.DelegationID) {
-			a.bad(otherID, job, "%s", post.MessageID)
-		}
-		if post.Text != posts[0].Text || post.Text != rec.Outcome.Text() {
-			a.bad(otherStory, job, "%q", post.Text)
-		}
-	}
+	return nil
 }
 
-// why is what excuses a worker that lost a delegation.
-func (a *auditor) why(job protocol.Job, worker protocol.WorkerID) string {
-	if why := a.faults[worker]; why != "" {
-		return why
+// letters judges the dead letters of the jobs.
+func (a *auditor) letters(ctx context.Context, jobs map[protocol.TaskID]protocol.Job) error {
+	found := make(map[protocol.TaskID]bool)
+	for letter, err := range a.bus.DeadLetters(ctx, "") {
+		if err != nil {
+			return err
+		}
+		job, ours := jobs[letter.TaskID]
+		switch {
+		case !ours:
+		case letter.Reason == protocol.DeadAttemptsSpent && a.spent[letter.TaskID]:
+			found[letter.TaskID] = true
+			a.counts["dead letters of spent attempts"]++
+		default:
+			a.bad(letters, job, "%s %s", letter.Reason, letter.Detail)
+		}
+	}
+	for task := range a.spent {
+		if !found[task] {
+			a.bad(noLetter, jobs[task], "none")
+		}
+	}
+	return nil
+}
+
+// why is what excuses a worker that lost a delegation which it had between from and
+// to.
+func (a *auditor) why(job protocol.Job, worker protocol.WorkerID, from, to time.Time) string {
+	for _, m := range a.faults[worker] {
+		if m.from.IsZero() || !m.from.After(to) && !m.to.Before(from) {
+			return m.why
+		}
 	}
 	if a.known[job.DelegationID] {
 		return "it could not be renewed in time"
@@ -231,102 +242,4 @@ func (a *auditor) table() string {
 	}
 	_ = table.Flush()
 	return out.String()
-}
-
-// taskFrames is what the stream of frames holds of one task.
-type taskFrames struct {
-	terminal int
-	attempts map[int]*attemptFrames
-}
-
-type attemptFrames struct {
-	seqs     map[int]int // times stored
-	sessions map[string]bool
-	first    string // what frame 1 says
-}
-
-// withStream connects and hands out a stream.
-func withStream(ctx context.Context, url, name string, use func(jetstream.Stream) error) error {
-	nc, err := nats.Connect(url)
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return err
-	}
-	stream, err := js.Stream(ctx, name)
-	if err != nil {
-		return err
-	}
-	return use(stream)
-}
-
-// jobsIn is how many jobs are in the stream.
-func jobsIn(ctx context.Context, url string) (n uint64, err error) {
-	err = withStream(ctx, url, "STARLING_JOBS", func(s jetstream.Stream) error { n = s.CachedInfo().State.Msgs; return nil })
-	return n, err
-}
-
-func allFrames(ctx context.Context, url string) (map[protocol.TaskID]*taskFrames, error) {
-	all := make(map[protocol.TaskID]*taskFrames)
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-	defer cancel()
-	err := withStream(ctx, url, "STARLING_TASKS", func(stream jetstream.Stream) error {
-		consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
-		if err != nil {
-			return err
-		}
-		for left := stream.CachedInfo().State.Msgs; left > 0; {
-			msg, err := consumer.Next(jetstream.FetchContext(ctx))
-			if errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil {
-				continue // in a cluster the consumer is answered for before all servers know where it is
-			}
-			if err != nil {
-				return err
-			}
-			left--
-			task := protocol.TaskID(strings.TrimPrefix(msg.Subject(), "starling.tasks."))
-			if all[task] == nil {
-				all[task] = &taskFrames{attempts: make(map[int]*attemptFrames)}
-			}
-			if err := all[task].add(msg); err != nil {
-				return fmt.Errorf("frame of %s: %w", task, err)
-			}
-		}
-		return nil
-	})
-	return all, err
-}
-
-func (f *taskFrames) add(msg jetstream.Msg) error {
-	header := msg.Headers()
-	if strings.HasSuffix(header.Get("Nats-Msg-Id"), ".end") {
-		f.terminal++
-		return nil
-	}
-	number, err := strconv.Atoi(header.Get(protocol.HeaderAttempt))
-	if err != nil {
-		return err
-	}
-	seq, err := strconv.Atoi(header.Get(protocol.HeaderSeq))
-	if err != nil {
-		return err
-	}
-	attempt := f.attempts[number]
-	if attempt == nil {
-		attempt = &attemptFrames{seqs: make(map[int]int), sessions: make(map[string]bool)}
-		f.attempts[number] = attempt
-	}
-	attempt.seqs[seq]++
-	attempt.sessions[header.Get(protocol.HeaderSession)] = true
-	if seq == 1 {
-		frame, err := protocol.ParseFrame(header.Get, msg.Data())
-		if err != nil {
-			return err
-		}
-		attempt.first = frame.Text
-	}
-	return nil
 }

@@ -106,7 +106,7 @@ func TestTheAuditSeesWhatIsWrong(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(lost.Subject, lost.Header, encoded.Body)
-	want[unreasoned]++
+	want[unreasoned], want[unclaimed] = 1, 1
 	expect("a worker was lost and nobody knows why", want)
 	audit.lost("wrk_a", "killed")
 	want[unreasoned]--

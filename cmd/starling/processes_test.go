@@ -1,4 +1,4 @@
-//go:build fleet || crashpoints || cluster || hosts || limits
+//go:build fleet || crashpoints || cluster || hosts || limits || soak
 
 package main
 
