@@ -100,6 +100,17 @@ func (s *ServerProcess) URL() string { return "nats://" + s.cfg.Addr }
 // Name is the server's, as the cluster knows it.
 func (s *ServerProcess) Name() string { return s.cfg.Name }
 
+// Store is the directory of its store.
+func (s *ServerProcess) Store() string { return s.cfg.Store }
+
+// PID is its process, 0 while it does not run.
+func (s *ServerProcess) PID() int {
+	if s.process == nil {
+		return 0
+	}
+	return s.process.Process.Pid
+}
+
 // Start starts the server again on its port and store, unless it runs.
 func (s *ServerProcess) Start() {
 	s.t.Helper()
@@ -149,7 +160,7 @@ func (s *ServerProcess) end(signal syscall.Signal) {
 	s.process = nil
 }
 
-// ProcessCluster is a JetStream cluster of three processes.
+// ProcessCluster is a JetStream cluster of processes: three, or one alone.
 type ProcessCluster struct {
 	t       testing.TB
 	Servers []*ServerProcess
@@ -173,13 +184,28 @@ func ClusterOfProcesses(t testing.TB) *ProcessCluster {
 	return ClusterOf(t, configs)
 }
 
+// OneServerProcess starts a server alone, as a cluster of one that has no replicas,
+// and waits until it works.
+func OneServerProcess(t testing.TB) *ProcessCluster {
+	t.Helper()
+	ports, err := freePorts(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ClusterOf(t, []ServerConfig{{
+		Name: "testenv-0", Addr: fmt.Sprintf("127.0.0.1:%d", ports[0]), Monitor: fmt.Sprintf("127.0.0.1:%d", ports[1]),
+	}})
+}
+
 // ClusterOf starts servers that are each other's peers, and waits until they work.
 func ClusterOf(t testing.TB, configs []ServerConfig) *ProcessCluster {
 	t.Helper()
 	c := &ProcessCluster{t: t}
 	var routes []string
 	for _, cfg := range configs {
-		routes = append(routes, cfg.Cluster)
+		if cfg.Cluster != "" {
+			routes = append(routes, cfg.Cluster)
+		}
 	}
 	for _, cfg := range configs {
 		cfg.Routes = routes
@@ -208,42 +234,48 @@ func (c *ProcessCluster) URL() string {
 	return strings.Join(urls, ",")
 }
 
-// Ready waits until every server that runs says that it is healthy, as an operator
-// does between two restarts, and all replicas of all streams are current.
+// Ready waits until the cluster is whole, as an operator does between two restarts.
 func (c *ProcessCluster) Ready() {
 	c.t.Helper()
-	Eventually(c.t, 3*startWithin, func() error {
-		for _, s := range c.Servers {
-			if s.process != nil {
-				if err := s.healthy(); err != nil {
-					return err
+	Eventually(c.t, 3*startWithin, c.Whole)
+}
+
+// Whole is nil when every server that runs says that it is healthy and all replicas
+// of all streams are current, and else says what is missing.
+func (c *ProcessCluster) Whole() error {
+	for _, s := range c.Servers {
+		if s.process != nil {
+			if err := s.healthy(); err != nil {
+				return err
+			}
+		}
+	}
+	return c.ask(func(ctx context.Context, js jetstream.JetStream) error {
+		const probe = "TESTENV_READY"
+		if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: probe, Subjects: []string{"testenv.ready"}, Replicas: len(c.Servers)}); err != nil {
+			return err
+		}
+		streams := js.ListStreams(ctx)
+		for info := range streams.Info() {
+			if len(c.Servers) == 1 {
+				continue
+			}
+			if info.Cluster == nil || info.Cluster.Leader == "" {
+				return fmt.Errorf("stream %s has no leader", info.Config.Name)
+			}
+			if len(info.Cluster.Replicas) < info.Config.Replicas-1 {
+				return fmt.Errorf("stream %s knows %d peers", info.Config.Name, len(info.Cluster.Replicas))
+			}
+			for _, r := range info.Cluster.Replicas {
+				if r.Offline || !r.Current {
+					return fmt.Errorf("stream %s: %s is behind", info.Config.Name, r.Name)
 				}
 			}
 		}
-		return c.ask(func(ctx context.Context, js jetstream.JetStream) error {
-			const probe = "TESTENV_READY"
-			if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: probe, Subjects: []string{"testenv.ready"}, Replicas: clusterSize}); err != nil {
-				return err
-			}
-			streams := js.ListStreams(ctx)
-			for info := range streams.Info() {
-				if info.Cluster == nil || info.Cluster.Leader == "" {
-					return fmt.Errorf("stream %s has no leader", info.Config.Name)
-				}
-				if len(info.Cluster.Replicas) < info.Config.Replicas-1 {
-					return fmt.Errorf("stream %s knows %d peers", info.Config.Name, len(info.Cluster.Replicas))
-				}
-				for _, r := range info.Cluster.Replicas {
-					if r.Offline || !r.Current {
-						return fmt.Errorf("stream %s: %s is behind", info.Config.Name, r.Name)
-					}
-				}
-			}
-			if err := streams.Err(); err != nil {
-				return err
-			}
-			return js.DeleteStream(ctx, probe)
-		})
+		if err := streams.Err(); err != nil {
+			return err
+		}
+		return js.DeleteStream(ctx, probe)
 	})
 }
 

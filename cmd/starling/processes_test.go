@@ -52,7 +52,8 @@ func newProcessFleet(t *testing.T, url string, init broker.InitConfig, door *tes
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the workers said:\n%s", f.said(t))
+			said := f.said(t)
+			t.Logf("the workers said, at last:\n%s", said[max(0, len(said)-1<<20):])
 		}
 		_ = f.log.Close()
 	})
