@@ -5,7 +5,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 DEADCODE    = golang.org/x/tools/cmd/deadcode@v0.52.0
 
-.PHONY: all build test check fmt vet lint arrows tidy race slow cluster fleet crash races hosts limits thirdparty fuzz bench deadcode golangci
+.PHONY: all build test check fmt vet lint arrows tidy race slow cluster fleet crash races hosts limits soak thirdparty fuzz bench deadcode golangci
 
 all: build
 
@@ -22,10 +22,10 @@ fmt:
 
 vet:
 	go vet ./...
-	go vet -tags 'fleet crashpoints cluster hosts limits thirdparty' ./...
+	go vet -tags 'fleet crashpoints cluster hosts limits soak thirdparty' ./...
 
 lint:
-	go run $(STATICCHECK) -tags 'fleet crashpoints cluster hosts limits thirdparty' ./...
+	go run $(STATICCHECK) -tags 'fleet crashpoints cluster hosts limits soak thirdparty' ./...
 
 # Imports point down only: see CONTRIBUTING.md.
 arrows:
@@ -38,7 +38,7 @@ race:
 	go test -race -shuffle=on -count=1 ./...
 
 # The slow suites.
-slow: cluster fleet crash races hosts limits thirdparty fuzz
+slow: cluster fleet crash races hosts limits soak thirdparty fuzz
 
 # Three servers in one cluster: what answers differently there, again and again; and
 # as processes that are restarted and killed under load. About 8 minutes on two busy cores.
@@ -68,6 +68,14 @@ hosts:
 # disks. About 4 minutes on two busy cores.
 limits:
 	go test -count=1 -tags limits -run 'TestLimits' -v -timeout 20m ./cmd/starling
+
+# A fleet and its servers under random faults, audited, with memory, goroutines, files
+# and storage measured: `make soak DURATION=20m SEED=n RATE=15 SERVERS=3`. The seed is
+# printed, and repeats faults and jobs. Takes DURATION and about a minute or two.
+DURATION = 90s
+soak:
+	SOAK_DURATION=$(DURATION) SOAK_SEED=$(SEED) SOAK_RATE=$(RATE) SOAK_SERVERS=$(SERVERS) \
+		go test -count=1 -tags soak -run 'TestSoak' -v -timeout 3h ./cmd/starling
 
 # Programs that know nothing of Starling, as capsules.
 thirdparty:

@@ -3,6 +3,8 @@ package worker_test
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,6 +15,7 @@ import (
 
 	"starling/protocol"
 	"starling/testenv"
+	"starling/worker"
 )
 
 // TestWorkdirQuota ends a guest whose directory grows past workdir_bytes.
@@ -56,6 +59,27 @@ func module(t *testing.T, name string) []byte {
 		t.Fatal(err)
 	}
 	return module
+}
+
+// TestOldWorkDirectoriesAreRemoved: after the retention, while the guest of another
+// that began earlier still runs in its own.
+func TestOldWorkDirectoriesAreRemoved(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, func(c *worker.Config) { c.Retention = 2 * time.Second })
+	long := f.job(f.push(t, "long", guest(t, say("ready"), forever())), "x")
+	f.dispatch(t, long)
+	f.saying(t, long, "ready")
+	running := f.record(t, long).Record
+	ended := f.end(t, f.job(f.push(t, "short", guest(t, say("done"))), "x")).rec
+	session := func(rec protocol.Record) error { _, err := os.Stat(filepath.Dir(rec.Workdir)); return err }
+	testenv.EventuallyTrue(t, soon, "the old directory goes", func() bool { return errors.Is(session(ended), fs.ErrNotExist) })
+	if kept := time.Since(ended.StartedAt.Std()); kept < 2*time.Second {
+		t.Errorf("it went after %s, before its time", kept)
+	}
+	if err := session(running); err != nil {
+		t.Errorf("the directory of a running guest: %v", err)
+	}
 }
 
 // TestTrace reads the trace of a session that does a bit of everything.

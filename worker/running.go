@@ -94,10 +94,16 @@ const (
 	measureShare = 4
 )
 
+// pruneEvery is how often old work directories are looked for: they are kept for a
+// quarter longer than asked at most, or for an hour.
+func (w *Worker) pruneEvery() time.Duration {
+	return max(quotaInterval, min(pruneInterval, w.cfg.Retention/4))
+}
+
 // housekeep measures the work directories of running guests against their quota
 // and prunes old ones, until ctx is done.
 func (w *Worker) housekeep(ctx context.Context) {
-	quotas, prunes := time.NewTicker(quotaInterval), time.NewTicker(pruneInterval)
+	quotas, prunes := time.NewTicker(quotaInterval), time.NewTicker(w.pruneEvery())
 	defer quotas.Stop()
 	defer prunes.Stop()
 	for {

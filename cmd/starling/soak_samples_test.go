@@ -168,7 +168,7 @@ var growth = []struct {
 	plus   float64
 }{
 	{"heap MiB", 1.5, 16},
-	{"sandbox resident MiB", 1.5, 64},
+	{"sandbox resident MiB", 1.5, 4 * 64},
 	{"servers: most resident MiB", 2, 128},
 	{"resident MiB", 1.5, 32},
 	{"goroutines", 1.5, 80},

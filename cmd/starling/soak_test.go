@@ -8,8 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"starling/broker"
 	"starling/protocol"
@@ -29,7 +32,7 @@ type soakParams struct {
 const soakAckWait = 6 * time.Second
 
 // soakRetention of work directories.
-const soakRetention = 20 * time.Second
+const soakRetention = 40 * time.Second
 
 func readSoakParams(t *testing.T) soakParams {
 	t.Helper()
@@ -89,6 +92,8 @@ func TestSoak(t *testing.T) {
 	t.Logf("faults:\n%s", countTable(s.count))
 	t.Logf("what workers logged:\n%s", countTable(messagesIn(s.fleet.said(t))))
 	s.audit.check(t, jobs)
+	s.files(jobs)
+	s.undelivered()
 	s.explain()
 	s.samples.check(len(jobs))
 }
@@ -129,12 +134,82 @@ func (s *soak) topology() broker.InitConfig {
 	}
 }
 
-// drained waits until the fleet has nothing left to do.
+// drained waits until the fleet has nothing left to do, or does nothing more: the
+// audit says what is left.
 func (s *soak) drained(jobs []protocol.Job) {
 	s.t.Helper()
-	began := time.Now()
-	s.fleet.emptied(s.t, 5*time.Minute, jobs)
+	began, pending := time.Now(), jobs
+	settled := false
+	testenv.EventuallyTrue(s.t, 6*time.Minute, "the backlog", func() bool {
+		left, err := jobsIn(s.t.Context(), s.fleet.url)
+		for len(pending) > 0 {
+			e, err := s.fleet.bus.ReadRecord(s.t.Context(), pending[0].Spawner.SessionID, pending[0].DelegationID, 0)
+			if err != nil || !e.Record.Status.Final() {
+				break
+			}
+			pending = pending[1:]
+		}
+		settled = err == nil && left == 0 && len(pending) == 0
+		return settled || time.Since(began) > 5*time.Minute
+	})
+	if !settled {
+		s.t.Errorf("%d jobs without an outcome %s after the last fault ended", len(pending), time.Since(began).Round(time.Second))
+	}
 	s.t.Logf("the backlog was gone %s after the last fault ended", time.Since(began).Round(time.Second))
+}
+
+// files compares what is left of completion.json with the ledger: no file tells an
+// outcome that lost.
+func (s *soak) files(jobs []protocol.Job) {
+	s.t.Helper()
+	byID := make(map[protocol.DelegationID]protocol.Job)
+	for _, job := range jobs {
+		byID[job.DelegationID] = job
+	}
+	names, err := filepath.Glob(filepath.Join(s.fleet.dir, "seat*", "*", "work", protocol.CompletionFile))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	read := 0
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // too old, and removed meanwhile
+		}
+		read++
+		told, err := protocol.ParseOutcome(text)
+		if err != nil {
+			s.t.Errorf("%s: %v", name, err)
+			continue
+		}
+		job := byID[told.DelegationID]
+		e, err := s.fleet.bus.ReadRecord(s.t.Context(), job.Spawner.SessionID, told.DelegationID, 0)
+		if err != nil || !e.Record.Status.Final() {
+			s.t.Errorf("%s tells %s, the ledger %s %v", name, told.Status, e.Record.Status, err)
+			continue
+		}
+		// The delivery is known to whoever posted, which may be another worker.
+		told.Delivered, told.DeliveryError = e.Record.Outcome.Delivered, e.Record.Outcome.DeliveryError
+		if difference := cmp.Diff(*e.Record.Outcome, told); difference != "" {
+			s.t.Errorf("%s tells otherwise than the ledger (-ledger +file):\n%s", name, difference)
+		}
+	}
+	s.t.Logf("%d files of outcomes agree with the ledger, or are named above", read)
+}
+
+// undelivered compares what an operator is shown with what the audit counted.
+func (s *soak) undelivered() {
+	s.t.Helper()
+	want := 0
+	for name, n := range s.audit.counts {
+		if strings.HasPrefix(name, "untold: ") {
+			want += n
+		}
+	}
+	listed := starling(s.t, "", "ps", "--undelivered", "--json", "--url", s.fleet.url)
+	if got := strings.Count(listed.out, `"delegation_id":"dlg_`); listed.status != exitOK || got != want {
+		s.t.Errorf("ps --undelivered lists %d, status %d %s; the audit counted %d", got, listed.status, listed.err, want)
+	}
 }
 
 // explain prints what workers said of the delegations that are wrong.
