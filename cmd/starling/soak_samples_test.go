@@ -174,7 +174,7 @@ var growth = []struct {
 	{"goroutines", 1.5, 80},
 	{"files", 1.5, 80},
 	{"sandbox processes", 1, 4},
-	{"work directories", 1.5, 100},
+	{"work directories", 1.5, 250},
 	{"work root MiB", 1.5, 20},
 	{"cache MiB", 1, 1},
 }
