@@ -30,6 +30,9 @@ func (a *auditor) frames(job protocol.Job, rec protocol.Record, f *taskFrames) {
 		a.bad(terminals, job, "%d", f.terminal)
 	}
 	a.counts[afterEnd] += f.after
+	if f.late > 0 {
+		a.bad(early, job, "%d", f.late)
+	}
 	last := f.attempts[rec.Attempt]
 	if f.terminal > 0 && (f.end.State != rec.Ending.State || f.end.Text != rec.Ending.Message || f.end.Attempt != rec.Attempt) {
 		a.bad(otherEnd, job, "%s %q of attempt %d, the record says %s %q of %d",
@@ -85,6 +88,7 @@ type taskFrames struct {
 	terminal int
 	end      protocol.ReceivedFrame // the terminal status
 	after    int                    // frames stored behind it
+	late     int                    // those of them that the writer of the end itself numbered below it
 	attempts map[int]*attemptFrames
 }
 
@@ -126,7 +130,7 @@ func jobsIn(ctx context.Context, url string) (n uint64, err error) {
 
 func allFrames(ctx context.Context, url string) (map[protocol.TaskID]*taskFrames, error) {
 	all := make(map[protocol.TaskID]*taskFrames)
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	err := withStream(ctx, url, "STARLING_TASKS", func(stream jetstream.Stream) error {
 		consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
@@ -172,9 +176,6 @@ func (f *taskFrames) add(msg jetstream.Msg) error {
 		f.end = frame
 		return nil
 	}
-	if f.terminal > 0 {
-		f.after++
-	}
 	attempt := f.attempts[frame.Attempt]
 	if attempt == nil {
 		attempt = &attemptFrames{seqs: make(map[int]int), sessions: make(map[string]bool)}
@@ -182,8 +183,14 @@ func (f *taskFrames) add(msg jetstream.Msg) error {
 	}
 	attempt.sessions[string(frame.SessionID)] = true
 	attempt.seqs[frame.Seq]++
+	if f.terminal > 0 {
+		f.after++
+	}
 	if attempt.seqs[frame.Seq] > 1 {
 		return nil
+	}
+	if f.terminal > 0 && frame.Attempt == f.end.Attempt && f.end.Seq != 0 {
+		f.late++
 	}
 	if late := attempt.highest - frame.Seq; late > 0 {
 		attempt.behind++

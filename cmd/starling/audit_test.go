@@ -59,6 +59,7 @@ const (
 	terminals    = "tasks with other than one terminal frame"
 	otherEnd     = "terminal frames that are not the record's"
 	afterEnd     = "frames of a lost worker behind the end"
+	early        = "frames that their own worker's end came before"
 	unclaimed    = "attempts that the record does not know"
 	ranTwice     = "attempts that two guests ran"
 	unreasoned   = "attempts whose worker was not lost"
@@ -77,7 +78,7 @@ const (
 // place, or a lost worker's behind the end, is allowed by docs/protocol.md, section
 // 7, and is printed only: observers put it right.
 var wrong = []string{
-	missing, doubled, unfit, holes, scattered, terminals, otherEnd, unclaimed, ranTwice, unreasoned, otherID, otherStory, endedTold,
+	missing, doubled, unfit, holes, scattered, terminals, otherEnd, early, unclaimed, ranTwice, unreasoned, otherID, otherStory, endedTold,
 	untold, twiceNoCause, letters, noLetter, badResult, leftOver,
 }
 

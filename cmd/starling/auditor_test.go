@@ -112,6 +112,15 @@ func TestTheAuditSeesWhatIsWrong(t *testing.T) {
 	want[unreasoned]--
 	expect("it was killed", want)
 
+	late := frame(jobs[5], 1)
+	if err := tasks.DeleteMsg(t.Context(), late.Sequence); err != nil {
+		t.Fatal(err)
+	}
+	late.Header.Set("Nats-Msg-Id", "late")
+	publish(late.Subject, late.Header, late.Data)
+	want[early]++
+	expect("a frame is behind the end that its worker wrote", want)
+
 	posts := door.Posts()
 	post(t, door.URL(), posts[0].Header, strings.Replace(string(posts[0].Body), "status: ok", "status: bad", 1))
 	want[otherStory], want[twiceNoCause] = 1, 1

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -96,7 +97,13 @@ func (p *soakParent) turn(mood string) {
 	p.mood = mood
 	switch {
 	case mood == moodDown && was != moodDown:
-		p.downs = append(p.downs, misery{why: "the door was down", from: time.Now(), to: time.Now().Add(24 * time.Hour)})
+		p.downs = append(p.downs, misery{from: time.Now(), to: time.Now().Add(24 * time.Hour)})
+		for _, entry := range slices.Backward(p.book) { // what is on its way may be lost with the connection
+			if time.Since(entry.At) > 2*time.Second {
+				break
+			}
+			entry.answered = false
+		}
 	case mood != moodDown && was == moodDown:
 		p.downs[len(p.downs)-1].to = time.Now()
 	}
@@ -182,21 +189,20 @@ func (s *soak) book() []bookedPost {
 	return all
 }
 
-// unheard excuses a door that no post reached: it was down.
+// unheard excuses a door that no post reached: it was down, or shut meanwhile.
 func (s *soak) unheard(job protocol.Job, rec protocol.Record) string {
-	if !strings.Contains(rec.Outcome.DeliveryError, "failed to connect") {
-		return ""
-	}
 	for _, p := range s.parents {
 		if job.Spawner.URL != p.url() {
 			continue
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		for _, m := range p.downs {
-			if m.to.After(rec.EndedAt.Std()) {
-				return m.why
-			}
+		down := slices.ContainsFunc(p.downs, func(m misery) bool { return m.to.After(rec.EndedAt.Std()) })
+		switch {
+		case down && strings.Contains(rec.Outcome.DeliveryError, "failed to connect"):
+			return "the door was down"
+		case down:
+			return "the door was shut meanwhile"
 		}
 	}
 	return ""
