@@ -89,12 +89,11 @@ type soakLoad struct {
 	group sync.WaitGroup
 	slots chan struct{}
 
-	mu      sync.Mutex
-	jobs    []*soakJob
-	byID    map[protocol.DelegationID]*soakJob
-	queued  int // that the bus took
-	held    int // that came late, because all dispatches waited for the bus
-	crashed int // by a sandbox process that was killed
+	mu     sync.Mutex
+	jobs   []*soakJob
+	byID   map[protocol.DelegationID]*soakJob
+	queued int // that the bus took
+	held   int // that came late, because all dispatches waited for the bus
 }
 
 func newSoakLoad(s *soak) *soakLoad {
