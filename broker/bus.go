@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nkeys"
 
 	"starling/protocol"
 )
@@ -65,7 +63,7 @@ type Bus struct {
 
 // Connect connects and makes one round trip before it returns. It blocks until
 // every server was tried once or ctx ends. Errors are [ErrConfig],
-// [ErrNoServer], [ErrAuth], [ErrOldServer], [ErrNoJetStream] and, when the
+// [ErrNoServer], [ErrTLS], [ErrAuth], [ErrOldServer], [ErrNoJetStream] and, when the
 // inbox is refused, [ErrDenied].
 func Connect(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.Validate(); err != nil {
@@ -76,7 +74,7 @@ func Connect(ctx context.Context, cfg Config) (*Bus, error) {
 		return nil, err
 	}
 	if err := cfg.Validate(); err != nil { // again, for what the context brought
-		return nil, err
+		return nil, fmt.Errorf("with nats context %q: %w", cfg.Context, err)
 	}
 	return connect(ctx, cfg)
 }
@@ -173,7 +171,8 @@ func (b *Bus) Close() error {
 func (b *Bus) dial(ctx context.Context, cfg Config, name string, more []nats.Option) (*nats.Conn, error) {
 	var established atomic.Bool
 	var stops []func() bool // one dial after the other, before Connect returns
-	options := append(b.options(cfg, name), nats.SetCustomDialer(dialFunc(func(network, address string) (net.Conn, error) {
+	var handshake handshake
+	options := append(b.options(cfg, name), handshake.option(cfg), nats.SetCustomDialer(dialFunc(func(network, address string) (net.Conn, error) {
 		dialer := net.Dialer{Timeout: cfg.ConnectTimeout}
 		if established.Load() {
 			return dialer.Dial(network, address)
@@ -191,7 +190,7 @@ func (b *Bus) dial(ctx context.Context, cfg Config, name string, more []nats.Opt
 		stop()
 	}
 	if err != nil {
-		return nil, connectError(ctx, cfg, err)
+		return nil, connectError(ctx, cfg, handshake.asked.Load(), err)
 	}
 	return nc, nil
 }
@@ -205,6 +204,9 @@ func (b *Bus) options(cfg Config, name string) []nats.Option {
 	options := []nats.Option{
 		nats.Name(name), nats.Timeout(cfg.ConnectTimeout),
 		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait),
+		// Credentials that were refused may be renewed: the client would give up for
+		// ever after the second refusal.
+		nats.IgnoreAuthErrorAbort(),
 		// Nothing waits in the client for a new connection: a worker that lost its task
 		// meanwhile would say it all at once. Callers try again.
 		nats.ReconnectBufSize(-1),
@@ -217,6 +219,10 @@ func (b *Bus) options(cfg Config, name string) []nats.Option {
 			}
 			if b.denials.record(err) { // whoever asked for it gets an error that says more
 				log.Info("bus refused", "error", err)
+				return
+			}
+			if isAuth(err) {
+				log.Warn("bus refused the credentials, trying again", "error", fmt.Sprintf("%v: %s", err, cfg.credential(time.Now())))
 				return
 			}
 			log.Warn("bus error", "subject", subject, "error", err)
@@ -234,49 +240,15 @@ func (b *Bus) options(cfg Config, name string) []nats.Option {
 	}
 	switch {
 	case cfg.CredsFile != "":
-		options = append(options, credsOption(cfg.CredsFile))
+		options = append(options, nats.UserCredentials(cfg.CredsFile)) // read again at each connect
 	case cfg.NKeyFile != "":
-		options = append(options, nkeyOption(cfg.NKeyFile))
+		options = append(options, nkeyOption(cfg))
 	case cfg.User != "":
 		options = append(options, nats.UserInfo(cfg.User, string(cfg.Password)))
 	case cfg.Token != "":
 		options = append(options, nats.Token(string(cfg.Token)))
 	}
-	if cfg.TLSCA != "" {
-		options = append(options, nats.RootCAs(cfg.TLSCA))
-	}
-	if cfg.TLSCert != "" {
-		options = append(options, nats.ClientCert(cfg.TLSCert, cfg.TLSKey))
-	}
-	if cfg.TLSFirst {
-		options = append(options, nats.TLSHandshakeFirst())
-	}
 	return options
-}
-
-// nkeyOption defers a bad seed to the connect, where options may fail.
-func nkeyOption(path string) nats.Option {
-	option, err := nats.NkeyOptionFromSeed(path)
-	if err != nil {
-		return func(*nats.Options) error { return fmt.Errorf("%w: NKeyFile %s holds no NKey seed", ErrConfig, path) }
-	}
-	return option
-}
-
-// credsOption reads the file once to tell a bad one from a refused one; the
-// client reads it again at each connect, so that it can be renewed.
-func credsOption(path string) nats.Option {
-	content, err := os.ReadFile(path)
-	if err == nil {
-		_, err = nkeys.ParseDecoratedUserNKey(content)
-	}
-	clear(content)
-	if err != nil {
-		return func(*nats.Options) error {
-			return fmt.Errorf("%w: CredsFile %s holds no user credentials", ErrConfig, path)
-		}
-	}
-	return nats.UserCredentials(path)
 }
 
 // olderThan compares the first two numbers of two versions. A version that

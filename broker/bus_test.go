@@ -112,8 +112,8 @@ func TestConnectErrorsSayWhatToDo(t *testing.T) {
 		text  string
 	}{
 		"no server":            {broker.Config{URL: "nats://ann:s3cret-one@" + nobody}, broker.ErrNoServer, "start one there"},
-		"wrong password":       {broker.Config{URL: secured.URL(), User: "ann", Password: "s3cret-two"}, broker.ErrAuth, "check the user"},
-		"no password":          {broker.Config{URL: secured.URL()}, broker.ErrAuth, "check the user"},
+		"wrong password":       {broker.Config{URL: secured.URL(), User: "ann", Password: "s3cret-two"}, broker.ErrAuth, "check the user ann"},
+		"no password":          {broker.Config{URL: secured.URL()}, broker.ErrAuth, "none are set"},
 		"JetStream is off":     {broker.Config{URL: bare.URL()}, broker.ErrNoJetStream, "-js"},
 		"unknown context":      {broker.Config{Context: "nope"}, broker.ErrConfig, "nats context ls"},
 		"creds that are none":  {broker.Config{URL: bare.URL(), CredsFile: write(t, dir, "c", "s3cret")}, broker.ErrConfig, "no user credentials"},

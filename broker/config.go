@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -76,6 +75,10 @@ type Config struct {
 	// so that a flood of them cannot delay an ack. Workers set it.
 	SeparateFrames bool
 
+	// Names are what errors call the fields, by field, for users who know them as
+	// flags; a field that is missing is called by its own name.
+	Names map[string]string
+
 	// ConnectTimeout bounds one dial and handshake; 0: 5 s.
 	ConnectTimeout time.Duration
 
@@ -83,8 +86,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Validate checks every field, and that the named files can be read. It joins
-// all problems; each is [ErrConfig] and names its field and the fix.
+// Validate checks every field, and that the named files can be read and hold
+// what they should. It joins all problems; each is [ErrConfig] and names its
+// field and the fix.
 func (c Config) Validate() error {
 	var problems []error
 	bad := func(format string, args ...any) {
@@ -92,42 +96,29 @@ func (c Config) Validate() error {
 	}
 	if c.Namespace != "" {
 		if err := c.Namespace.Validate(); err != nil {
-			bad("Namespace: %w", err)
+			bad("%s: %w", c.name("Namespace"), err)
 		}
 	}
 	for _, raw := range c.servers() {
 		if err := validURL(raw); err != nil {
-			bad("URL: %w", err)
+			bad("%s: %w", c.name("URL"), err)
 		}
 	}
 	if ways := c.credentials(); len(ways) > 1 {
 		bad("%s are set: give one kind of credential", strings.Join(ways, " and "))
 	}
 	if c.Password != "" && c.User == "" {
-		bad("Password is set without User: give both")
+		bad("%s is set without %s: give both", c.name("Password"), c.name("User"))
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
-		bad("TLSCert and TLSKey belong together: give both")
+		bad("%s and %s belong together: give both", c.name("TLSCert"), c.name("TLSKey"))
 	}
-	for _, file := range []struct{ field, path string }{
-		{"CredsFile", c.CredsFile},
-		{"NKeyFile", c.NKeyFile},
-		{"TLSCA", c.TLSCA},
-		{"TLSCert", c.TLSCert},
-		{"TLSKey", c.TLSKey},
-	} {
-		if file.path == "" {
-			continue
-		}
-		if f, err := os.Open(file.path); err != nil {
-			bad("%s: %w", file.field, err)
-		} else {
-			_ = f.Close() // only opened to see that it can be
-		}
+	for _, err := range c.checkFiles() {
+		bad("%w", err)
 	}
 	if c.InboxPrefix != "" && (strings.ContainsAny(c.InboxPrefix, "*> \t\r\n") ||
 		strings.HasPrefix(c.InboxPrefix, ".") || strings.HasSuffix(c.InboxPrefix, ".") || strings.Contains(c.InboxPrefix, "..")) {
-		bad("InboxPrefix is %q: it is a subject without wildcards, such as _INBOX_w1", c.InboxPrefix)
+		bad("%s is %q: it is a subject without wildcards, such as _INBOX_w1", c.name("InboxPrefix"), c.InboxPrefix)
 	}
 	if c.ConnectTimeout < 0 {
 		bad("ConnectTimeout is %s: it is positive, or 0 for 5s", c.ConnectTimeout)
@@ -180,10 +171,18 @@ func (c Config) credentials() []string {
 		{"Token", c.Token != ""},
 	} {
 		if way.set {
-			ways = append(ways, way.name)
+			ways = append(ways, c.name(way.name))
 		}
 	}
 	return ways
+}
+
+// name is what errors call a field.
+func (c Config) name(field string) string {
+	if name, ok := c.Names[field]; ok {
+		return name
+	}
+	return field
 }
 
 // filled is the configuration with the context and the defaults filled in.

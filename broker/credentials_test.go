@@ -1,16 +1,12 @@
 package broker_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
+	"bytes"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
+	"log/slog"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -59,21 +55,15 @@ func TestEachKindOfCredentialIsTaken(t *testing.T) {
 
 func TestTLSIsSpokenWithOwnAuthoritiesAndCertificates(t *testing.T) {
 	t.Parallel()
-	ca, cert, key := certificate(t)
-	pair, err := tls.X509KeyPair([]byte(cert), []byte(key))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM([]byte(ca))
-	dir := t.TempDir()
+	ca, tomorrow := testenv.CertificateAuthority(t), time.Now().Add(24*time.Hour)
+	host, client := ca.Server("server", tomorrow), ca.Client("client", tomorrow)
 	for _, first := range []bool{false, true} {
 		s := testenv.NATS(t, testenv.WithOptions(func(o *server.Options) {
-			o.TLSConfig = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert}
+			o.TLSConfig = serverTLS(t, host, ca)
 			o.TLSHandshakeFirst = first
 		}))
 		cfg := broker.Config{
-			URL: s.URL(), TLSCA: write(t, dir, "ca", ca), TLSCert: write(t, dir, "cert", cert), TLSKey: write(t, dir, "key", key), TLSFirst: first,
+			URL: s.URL(), TLSCA: ca.File, TLSCert: client.Cert, TLSKey: client.Key, TLSFirst: first,
 		}
 		b, err := broker.Connect(t.Context(), cfg)
 		if err != nil {
@@ -84,31 +74,89 @@ func TestTLSIsSpokenWithOwnAuthoritiesAndCertificates(t *testing.T) {
 		}
 		cfg.TLSCA = ""
 		_, err = broker.Connect(t.Context(), cfg)
-		wantError(t, "Connect() without the authority", err, broker.ErrNoServer, "certificate")
+		wantError(t, "Connect() without the authority", err, broker.ErrTLS, "certificate")
+		if first {
+			cfg.TLSFirst, cfg.ConnectTimeout = false, 200*time.Millisecond
+			_, err = broker.Connect(t.Context(), cfg)
+			wantError(t, "Connect() that waits for the server's word", err, broker.ErrNoServer, "TLSFirst")
+		}
 	}
 }
 
-// certificate is one that signs itself, for 127.0.0.1, and its key.
-func certificate(t *testing.T) (ca, cert, key string) {
+// serverTLS wants client certificates.
+func serverTLS(t *testing.T, pair testenv.KeyPair, ca *testenv.Authority) *tls.Config {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	cfg, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: pair.Cert, KeyFile: pair.Key, CaFile: ca.File, Verify: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	return cfg
+}
+
+// TestCredentialsAreRenewedWhileConnected: a connection whose creds ended is
+// refused again and again, and stands again once the file is renewed. The client
+// by itself gives up for ever after the second refusal.
+func TestCredentialsAreRenewedWhileConnected(t *testing.T) {
+	t.Parallel()
+	operator := testenv.OperatorMode(t)
+	s := testenv.NATS(t, operator.Option())
+	path := filepath.Join(t.TempDir(), "user.creds")
+	_, seed := operator.Creds(path, time.Now().Add(2*time.Second))
+	log := &said{}
+	b, err := broker.Connect(t.Context(), broker.Config{URL: s.URL(), CredsFile: path, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
-	bytes, err := x509.MarshalECPrivateKey(private)
+	defer b.Close()
+	testenv.EventuallyTrue(t, 30*time.Second, "three refusals", func() bool {
+		return strings.Count(log.String(), "expired at") >= 3 && strings.Contains(log.String(), path)
+	})
+	if b.Connected() {
+		t.Error("Connected() with creds that ended")
+	}
+	token, renewed := operator.Creds(path, time.Time{})
+	testenv.EventuallyTrue(t, 30*time.Second, "connected again", b.Connected)
+	if err := b.Init(t.Context(), broker.InitConfig{}); err != nil {
+		t.Errorf("Init() with renewed creds = %v", err)
+	}
+	for _, secret := range []string{seed, token, renewed} {
+		if strings.Contains(log.String(), secret) {
+			t.Errorf("the log shows a secret:\n%s", log)
+		}
+	}
+}
+
+// TestASeedIsNotSentAsAJWT: the client would send a creds file without a JWT as
+// the JWT itself.
+func TestASeedIsNotSentAsAJWT(t *testing.T) {
+	t.Parallel()
+	pair, err := nkeys.CreateUser()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	return cert, cert, string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: bytes}))
+	seed, err := pair.Seed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := write(t, t.TempDir(), "seed", string(seed))
+	_, err = broker.Connect(t.Context(), broker.Config{URL: "nats://" + freeAddress(t), CredsFile: path})
+	wantError(t, "Connect() with a seed for creds", err, broker.ErrConfig, "no user credentials", path)
+}
+
+// said is a log that is read while it is written.
+type said struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *said) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(p)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
 }

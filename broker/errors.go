@@ -16,7 +16,9 @@ import (
 var (
 	// ErrNoServer: no server answered at the given URLs.
 	ErrNoServer = errors.New("no NATS server")
-	// ErrAuth: the server refused the credentials.
+	// ErrTLS: the server's certificate was not accepted here.
+	ErrTLS = errors.New("NATS server not trusted")
+	// ErrAuth: the server refused the credentials, or the client certificate.
 	ErrAuth = errors.New("NATS refused the credentials")
 	// ErrPortTaken: another program listens where an embedded server should.
 	ErrPortTaken = errors.New("port is taken")
@@ -162,21 +164,4 @@ func apiFailure(api *jetstream.APIError) error {
 		return fmt.Errorf("%w: %s", ErrUnavailable, api.Description)
 	}
 	return fmt.Errorf("%w: %s (%d)", ErrRefused, api.Description, api.ErrorCode)
-}
-
-// connectError words a failed first connect.
-func connectError(ctx context.Context, cfg Config, err error) error {
-	where := cfg.redactedURL()
-	switch {
-	case errors.Is(err, ErrConfig):
-		return err
-	case ctx.Err() != nil:
-		return fmt.Errorf("%w at %s: %w", ErrNoServer, where, context.Cause(ctx))
-	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
-		errors.Is(err, nats.ErrAccountAuthExpired), errors.Is(err, nats.ErrNkeysNotSupported):
-		return fmt.Errorf("%w at %s: %v: check the user, token, creds or NKey file", ErrAuth, where, err)
-	case errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
-		return fmt.Errorf("%w: %s: %v: both sides must agree on TLS: use a tls:// URL or TLSCA, or none", ErrConfig, where, err)
-	}
-	return fmt.Errorf("%w at %s: %v: start one there, or set the right URL", ErrNoServer, where, err)
 }

@@ -92,11 +92,12 @@ var classes = []struct {
 	advice string
 }{
 	{broker.ErrNoServer, exitNoBus, "--url (STARLING_URL) says where"},
+	{broker.ErrTLS, exitNoBus, ""},
 	{broker.ErrNoJetStream, exitNoBus, ""},
 	{broker.ErrOldServer, exitNoBus, ""},
 	{broker.ErrUnavailable, exitNoBus, "try again"},
 	{broker.ErrUnclear, exitNoBus, ""},
-	{broker.ErrAuth, exitDenied, "see --creds, --nkey, --user or --context"},
+	{broker.ErrAuth, exitDenied, ""},
 	{broker.ErrDenied, exitDenied, "ask the operator for the right"},
 	{broker.ErrNotInitialized, exitNotFound, "it needs an operator's rights"},
 	{broker.ErrUnknownCapsule, exitNotFound, ""},

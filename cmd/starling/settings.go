@@ -78,8 +78,26 @@ func (s busSettings) config(name string, log *slog.Logger) broker.Config {
 		URL: s.URL, Namespace: protocol.Namespace(s.Namespace), Name: name, Context: s.Context,
 		CredsFile: s.Creds, NKeyFile: s.Nkey, User: s.User, Password: s.Password, Token: s.Token,
 		TLSCA: s.TLSCa, TLSCert: s.TLSCert, TLSKey: s.TLSKey, TLSFirst: s.TLSFirst,
-		InboxPrefix: s.InboxPrefix, Logger: log,
+		InboxPrefix: s.InboxPrefix, Logger: log, Names: busNames(),
 	}
+}
+
+// busNames are the settings of the fields of a [broker.Config], for its errors.
+func busNames() map[string]string {
+	fields := map[string]string{"STARLING_CREDS": "CredsFile", "STARLING_NKEY": "NKeyFile", "STARLING_TLS_CA": "TLSCA"}
+	names := map[string]string{}
+	for _, s := range settingsOf(&busSettings{}) {
+		name := s.variable
+		if s.flag != "" {
+			name = "--" + s.flag + " (" + s.variable + ")"
+		}
+		field, ok := fields[s.variable]
+		if !ok {
+			field = s.field
+		}
+		names[field] = name
+	}
+	return names
 }
 
 // poolSettings name a pool.
@@ -237,8 +255,8 @@ func groups() []any {
 
 // setting is one field of a group.
 type setting struct {
-	variable, flag, fallback, usage string
-	value                           reflect.Value
+	field, variable, flag, fallback, usage string
+	value                                  reflect.Value
 }
 
 func settingsOf(group any) []setting {
@@ -247,7 +265,7 @@ func settingsOf(group any) []setting {
 	for i := range v.NumField() {
 		field := v.Type().Field(i)
 		s := setting{
-			variable: envPrefix + "_" + strings.ToUpper(words(field.Name, "_")), flag: words(field.Name, "-"),
+			field: field.Name, variable: envPrefix + "_" + strings.ToUpper(words(field.Name, "_")), flag: words(field.Name, "-"),
 			fallback: field.Tag.Get("default"), usage: field.Tag.Get("desc"), value: v.Field(i),
 		}
 		if flag := field.Tag.Get("flag"); flag == "-" {
