@@ -165,6 +165,13 @@ func DoorOn(t testing.TB, listener net.Listener, answers ...Answer) *RecordingDo
 	return d
 }
 
+// Answer replaces the answers that are still to come.
+func (d *RecordingDoor) Answer(answers ...Answer) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.answers = answers
+}
+
 // URL is the door's address.
 func (d *RecordingDoor) URL() string { return d.server.URL }
 

@@ -28,7 +28,7 @@ type Config struct {
 	PullExpires  time.Duration // how long an idle pull stays open, which a drain outlasts; default 10 s
 	DrainTimeout time.Duration // what runs past it is handed back; default 30 s
 	CancelGrace  time.Duration // between a cancel and the kill; default 10 s
-	Reports      int           // ended jobs that report outside a slot at a time; default 4 × Slots, at least 64
+	Reports      int           // ended jobs that report outside a slot at a time; default 4 × Slots, at least 256
 
 	Ceiling Ceiling
 
@@ -60,7 +60,7 @@ func (c *Config) Validate() error {
 		c.Tracer = noop.NewTracerProvider()
 	}
 	if c.Reports == 0 {
-		c.Reports = max(64, 4*c.Slots)
+		c.Reports = max(256, 4*c.Slots)
 	}
 	problems := []error{
 		protocol.ValidateName("worker id", string(c.WorkerID)),

@@ -48,6 +48,8 @@ type fleet struct {
 	nc     *nats.Conn  // the same rights, without our code
 	js     jetstream.JetStream
 	door   *testenv.RecordingDoor
+
+	doorTimeout time.Duration // of workers that are hired; 0: the default
 }
 
 func newFleet(t *testing.T, answers ...testenv.Answer) *fleet {
@@ -143,7 +145,7 @@ func (f *fleet) newMember(t *testing.T, url string, change func(*worker.Config),
 	}
 	log := slog.New(m.log)
 	m.guests(t, log)
-	bridge, err := completion.NewBridge(completion.Config{Backoff: 20 * time.Millisecond, Logger: log})
+	bridge, err := completion.NewBridge(completion.Config{Backoff: 20 * time.Millisecond, Timeout: f.doorTimeout, Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}

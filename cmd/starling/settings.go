@@ -114,7 +114,7 @@ type workerSettings struct {
 	Retention    time.Duration `default:"168h" desc:"how long work directories are kept"`
 	DrainTimeout time.Duration `split_words:"true" default:"30s" desc:"how long a drain waits for running tasks before it hands them back"`
 	CancelGrace  time.Duration `split_words:"true" default:"10s" desc:"how long a canceled capsule may take before it is killed"`
-	Reports      int           `default:"0" desc:"ended tasks that report outside a slot at a time; 0: four per slot, at least 64"`
+	Reports      int           `default:"0" desc:"ended tasks that report outside a slot at a time; 0: four per slot, at least 256"`
 
 	CeilingEnv             []string `split_words:"true" desc:"variables of the worker's environment that capsules may be given, comma-separated"`
 	CeilingCredentialEnv   []string `split_words:"true" desc:"credential-shaped names that capsules may be given, comma-separated"`

@@ -1,0 +1,113 @@
+package worker_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"starling/protocol"
+	"starling/testenv"
+	"starling/worker"
+)
+
+// atDoor is a job whose parent listens at a door of its own.
+func (f *fleet) atDoor(capsule protocol.CapsuleRef, door *testenv.RecordingDoor) protocol.Job {
+	return f.job(capsule, "x", func(j *protocol.Job) { j.Spawner.URL = door.URL() })
+}
+
+// busy is how many of a worker's slots hold a job, as it says itself.
+func (f *fleet) busy(t *testing.T, m *member) int {
+	t.Helper()
+	stats, err := f.bus.WorkerStats(t.Context(), m.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stats.Busy
+}
+
+// TestTwoHundredDoorsThatHang hold up nobody else: the slots are free, and the
+// parent of the next job is told while each of them hangs.
+func TestTwoHundredDoorsThatHang(t *testing.T) {
+	t.Parallel()
+	const doors = 200
+	f := newFleet(t)
+	f.patient(t)
+	f.doorTimeout = time.Hour
+	m := f.hire(t, func(c *worker.Config) { c.Slots = 4 })
+	capsule := f.push(t, "quick", guest(t, say("answer")))
+	release := make(chan struct{})
+	var hanging []*testenv.RecordingDoor
+	var jobs []protocol.Job
+	for range doors {
+		door := testenv.Door(t, testenv.Hang(release))
+		hanging = append(hanging, door)
+		jobs = append(jobs, f.dispatch(t, f.atDoor(capsule, door)))
+	}
+	for _, door := range hanging {
+		door.WaitFor(t, 1, soon)
+	}
+	testenv.Eventually(t, soon, func() error {
+		if busy := f.busy(t, m); busy != 0 {
+			return fmt.Errorf("%d slots are busy, want none: no guest runs", busy)
+		}
+		return nil
+	})
+
+	healthy := testenv.Door(t)
+	rec, _ := f.run(t, f.atDoor(capsule, healthy))
+	if rec.Status != protocol.StatusOK || !rec.Outcome.Delivered || len(healthy.Posts()) != 1 {
+		t.Errorf("the healthy door's job = %+v, %d posts; want ok, delivered by one", rec.Outcome, len(healthy.Posts()))
+	}
+	for i, job := range jobs {
+		if o := f.record(t, job).Record.Outcome; o == nil || o.Delivered || o.DeliveryError != "" || len(hanging[i].Posts()) != 1 {
+			t.Fatalf("outcome %d = %+v after %d posts, want one whose first post hangs", i, o, len(hanging[i].Posts()))
+		}
+	}
+	close(release)
+	for i, job := range jobs {
+		if rec := f.settled(t, job); !rec.Outcome.Delivered || rec.Attempt != 1 || len(hanging[i].Posts()) != 1 {
+			t.Fatalf("job %d = %+v after %d posts, want it delivered by the one", i, rec, len(hanging[i].Posts()))
+		}
+	}
+}
+
+// TestMoreDoorsThatHangThanReports: the bound. Ended tasks past it keep their
+// slots, and the worker takes nothing more, until doors answer.
+func TestMoreDoorsThatHangThanReports(t *testing.T) {
+	t.Parallel()
+	const slots, reports = 2, 3
+	f := newFleet(t)
+	f.patient(t)
+	f.doorTimeout = time.Hour
+	m := f.hire(t, func(c *worker.Config) { c.Slots, c.Reports = slots, reports })
+	capsule := f.push(t, "quick", guest(t, say("answer")))
+	release := make(chan struct{})
+	defer close(release)
+	first := make(chan struct{})
+	answers := append(slices.Repeat([]testenv.Answer{testenv.Hang(first)}, reports), testenv.Hang(release))
+	door := testenv.Door(t, answers...)
+	var hanging []protocol.Job
+	for range reports + slots {
+		hanging = append(hanging, f.dispatch(t, f.atDoor(capsule, door)))
+	}
+	door.WaitFor(t, reports, soon)
+	for _, job := range hanging {
+		f.saying(t, job, "answer") // its guest has run
+	}
+	healthy := testenv.Door(t)
+	last := f.dispatch(t, f.atDoor(capsule, healthy))
+	if busy := f.busy(t, m); busy != slots {
+		t.Errorf("%d slots are busy, want %d: nobody has a place to report", busy, slots)
+	}
+	if rec := f.record(t, last).Record; rec.Status != protocol.StatusSubmitted {
+		t.Errorf("the next job is %s, want it queued", rec.Status)
+	}
+	if n := len(door.Posts()); n != reports {
+		t.Errorf("%d posts at a time, want %d", n, reports)
+	}
+	close(first)
+	if rec := f.settled(t, last); !rec.Outcome.Delivered {
+		t.Errorf("the healthy door's job = %+v, want it delivered", rec.Outcome)
+	}
+}
