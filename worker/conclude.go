@@ -65,6 +65,9 @@ func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending, ca
 	case end.Kind == sandbox.Trapped || end.Kind == sandbox.ProcessDied:
 		a.write(ctx, a.segments.Killed(end.Message))
 		if !canceled {
+			if end.Kind == sandbox.ProcessDied {
+				a.log.Warn("the guest's process died: the job crashed", "how", end.Trap)
+			}
 			return crashed(end.Message, end.Trap, end.StderrTail)
 		}
 	case errors.As(cause, &quota):
