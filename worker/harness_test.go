@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 const (
 	// ackWait is short, so that lost workers are noticed soon, and long enough for
 	// a worker on a busy machine to renew within it.
-	ackWait = 2 * time.Second
+	ackWait = 4 * time.Second
 	// soon bounds what must happen, on a machine that is busy.
 	soon = 40 * time.Second
 )
