@@ -36,7 +36,7 @@ func (a *attempt) conclude(ctx context.Context, cause error, end sandbox.Ending)
 	}
 	c := a.ended(ctx, cause, end, canceled)
 	if a.unsent && !c.handBack {
-		a.log.Error("frames not published: the task is handed back")
+		a.log.Warn("frames not published: the task is handed back")
 		return conclusion{hostFault: true}
 	}
 	return c

@@ -103,7 +103,7 @@ func (g *delegation) report(ctx context.Context, a *attempt, c conclusion) {
 	switch {
 	case err == nil:
 	case ctx.Err() == nil && g.pause(ctx, a.claim.Record): // another worker may have the right, or the room
-		g.log.Error("frames not stored: the task is handed back", "error", err)
+		g.log.Warn("frames not stored: the task is handed back", "error", err)
 		g.handBack(ctx, a.claim.Entry)
 		return
 	default:
