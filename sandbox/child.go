@@ -246,6 +246,8 @@ type childRun struct {
 	ctx    context.Context // of the guest, which outlives the call that made it
 	stop   context.CancelCauseFunc
 	cancel func()
+
+	unsaid young // that the guest started, while the worker was not told
 }
 
 func newChildRun(engine *Engine, slot *pipe, spec *remoteSpec) *childRun {
@@ -261,9 +263,23 @@ func (r *childRun) run() Ending {
 	defer r.stop(nil)
 	src := source{path: r.spec.code.Path, digest: r.spec.Digest, code: &r.spec.code}
 	return r.engine.run(r.ctx, src, func(module *compiled) Ending {
-		r.must(r.slot.sendSoon(msgStarted, nil))
+		r.sayStarted(module)
+		defer r.engine.lasting.remove(&r.unsaid)
+		defer module.ran.Store(true)
 		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit).run(module, r.spec.preopens)
 	})
+}
+
+// sayStarted tells the worker at once of a module's first run in this process,
+// which it may bring down. Of later ones it tells with the first thing that the
+// guest says, its end, or after some milliseconds.
+func (r *childRun) sayStarted(module *compiled) {
+	if !module.ran.Load() {
+		r.must(r.slot.send(msgStarted, nil))
+		return
+	}
+	r.must(r.slot.sendLater(msgStarted, nil))
+	r.engine.lasting.add(&r.unsaid, r.slot.hasten)
 }
 
 // emit blocks while the worker is slow, and so holds the guest back.

@@ -25,11 +25,11 @@ func (s *Supervisor) Prepare(ctx context.Context, module string, digest protocol
 
 // compiled finds the compiled form of a module, or makes it.
 func (s *Supervisor) compiled(ctx context.Context, module string, digest protocol.Digest) (code, error) {
-	if err := digest.Validate(); err != nil {
-		return code{}, refusef("%s", err)
-	}
 	if found, err, ok := s.memory.recall(digest, time.Now()); ok {
 		return found, renamed(err, module)
+	}
+	if err := digest.Validate(); err != nil {
+		return code{}, refusef("%s", err)
 	}
 	flight := s.flights.DoChan(string(digest), func() (any, error) { return s.make(module, digest) })
 	select {

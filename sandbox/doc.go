@@ -22,7 +22,7 @@
 //
 // Goroutines of a supervisor: the starter, whose thread all processes are
 // children of; two for each process, which wait for its end; one for each
-// module that is looked for; one for each run, which tells it to stop. Run reads
+// module that is looked for; one for each run that lasts, which tells it to stop. Run reads
 // the guest's events, and calls emit, on the goroutine that called it.
 // [Supervisor.Close] waits for all of them. Goroutines of a sandbox process: two
 // for each guest at a time, one that runs it and one that hears that it must

@@ -86,6 +86,7 @@ type Engine struct {
 	work    sync.WaitGroup // runs and compilations; Add only under mu
 	stopped chan struct{}  // closed when no guest runs: the ticker stops
 	ticker  sync.WaitGroup
+	lasting lasting
 	urgent  atomic.Int64  // guests that must stop and have not yet
 	wake    chan struct{} // of capacity 1: filled when a guest becomes urgent
 
@@ -113,6 +114,7 @@ func New(cfg Config) (*Engine, error) {
 		e.wasm.Close()
 		return nil, fmt.Errorf("sandbox: define imports: %w", err)
 	}
+	e.lasting.after = cfg.Tick
 	e.modules = newModules(e, artifacts)
 	e.ticker.Go(e.tick)
 	return e, nil
@@ -204,6 +206,7 @@ func (e *Engine) Close() error {
 	if !first {
 		return nil
 	}
+	e.lasting.close()
 	close(e.stopped)
 	e.ticker.Wait()
 	e.modules.close()

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
@@ -25,6 +26,7 @@ type compiled struct {
 	module *wasmtime.Module
 	pre    *wasmtimex.Pre
 	needs  needs
+	ran    atomic.Bool // to its end, once
 
 	// Under modules.mu:
 	users int
@@ -68,12 +70,12 @@ type source struct {
 
 // acquire returns the module, which the caller releases.
 func (m *modules) acquire(ctx context.Context, src source) (*compiled, error) {
-	if err := src.digest.Validate(); err != nil {
-		return nil, refusef("%s", err)
-	}
 	for {
 		if c := m.lookup(src.digest); c != nil {
 			return c, nil
+		}
+		if err := src.digest.Validate(); err != nil {
+			return nil, refusef("%s", err)
 		}
 		// What is made may be dropped again before this caller gets at it.
 		flight := m.flights.DoChan(string(src.digest), func() (any, error) { return nil, m.load(src) })

@@ -106,14 +106,22 @@ func (p *pipe) sendSoon(kind messageKind, body func(*encoder)) error {
 	}
 	p.armed = true
 	if p.timer == nil {
-		p.timer = time.AfterFunc(sendDelay, p.flushLate)
+		p.timer = time.AfterFunc(sendDelay, p.hasten)
 	} else {
 		p.timer.Reset(sendDelay)
 	}
 	return nil
 }
 
-func (p *pipe) flushLate() {
+// sendLater is send for a message that waits for the next one, or for hasten.
+func (p *pipe) sendLater(kind messageKind, body func(*encoder)) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.add(kind, body)
+}
+
+// hasten writes what waits. Whoever sends next hears that it failed.
+func (p *pipe) hasten() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.armed = false

@@ -130,10 +130,14 @@ type remoteRun struct {
 	text   int64 // bytes of events
 	over   bool  // the process is free again, or gone
 
-	mu       sync.Mutex
-	killAt   time.Time // the process is killed unless it says something by then
-	stopping error     // why the guest was told to stop
-	late     int       // messages after that
+	young       young
+	watcher     sync.WaitGroup
+	mu          sync.Mutex
+	ended       bool      // nothing more is to be set up
+	stopWatcher func()    // nil while there is none: see grown
+	killAt      time.Time // the process is killed unless it says something by then
+	stopping    error     // why the guest was told to stop
+	late        int       // messages after that
 }
 
 // run returns an error when the guest did not start and might in another process.
@@ -142,14 +146,11 @@ func (r *remoteRun) run(ctx context.Context) (Ending, error) {
 	r.slot.runs++
 	r.spec.number = r.slot.runs
 	r.starting()
+	r.s.lasting.add(&r.young, func() { r.grown(ctx) })
+	defer r.end()
 	if err := pipe.send(msgRun, r.spec.encode); err != nil {
 		return r.lost(err)
 	}
-	watching, stopWatching := context.WithCancel(ctx)
-	var watcher sync.WaitGroup
-	watcher.Go(func() { r.watch(watching, ctx) })
-	defer watcher.Wait()
-	defer stopWatching()
 	for {
 		kind, body, err := pipe.receive()
 		var end *Ending
@@ -171,6 +172,36 @@ func (r *remoteRun) run(ctx context.Context) (Ending, error) {
 		}
 		return *end, nil
 	}
+}
+
+// grown sets up what a run needs that lasts: somebody who tells it to stop, and
+// the time at which its process is killed. It is called on another goroutine,
+// when the run may just be over.
+func (r *remoteRun) grown(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return
+	}
+	watching, stop := context.WithCancel(ctx)
+	r.stopWatcher = stop
+	r.watcher.Go(func() { r.watch(watching, ctx) })
+	r.kill(r.killAt)
+}
+
+// end takes down what grown set up, so that the next run finds the socket as new.
+func (r *remoteRun) end() {
+	r.s.lasting.remove(&r.young)
+	r.mu.Lock()
+	r.ended = true
+	stop := r.stopWatcher
+	r.mu.Unlock()
+	if stop == nil {
+		return
+	}
+	stop()
+	r.watcher.Wait()
+	_ = r.slot.pipe.conn.SetDeadline(time.Time{}) // it fails when the process is gone
 }
 
 // watch tells the guest to stop: by itself, then at once.
@@ -203,10 +234,13 @@ func (r *remoteRun) tell(kind messageKind) {
 }
 
 // kill sets when the process is killed unless it has ended the guest, or said
-// something when it has not begun it. r.mu is held.
+// something when it has not begun it. Nobody looks before the run has lasted a
+// while. r.mu is held.
 func (r *remoteRun) kill(at time.Time) {
 	r.killAt = at
-	_ = r.slot.pipe.conn.SetDeadline(at) // it fails when the socket is closed, which receive says
+	if r.stopWatcher != nil && !r.ended {
+		_ = r.slot.pipe.conn.SetDeadline(at) // it fails when the socket is closed, which receive says
+	}
 }
 
 // starting bounds the time until the guest starts.

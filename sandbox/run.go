@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -103,6 +104,8 @@ type run struct {
 	dropped int64 // signals
 
 	haste atomic.Int32 // see watch
+	young young
+	alarm alarm
 }
 
 // The states of run.haste.
@@ -113,21 +116,51 @@ const (
 )
 
 // watch has the guest asked to stop once its deadline has passed or its context
-// has ended, until the function that it returns is called.
+// has ended, until the function that it returns is called. For a guest that is
+// gone within some milliseconds it sets up nothing: see [lasting].
 func (r *run) watch() (stop func()) {
-	hurry := func() {
-		if r.haste.CompareAndSwap(notUrgent, urgent) {
-			r.engine.hurry()
-		}
-	}
-	release := context.AfterFunc(r.ctx, hurry)
-	timer := time.AfterFunc(time.Until(r.deadline), hurry)
+	r.engine.lasting.add(&r.young, r.setAlarm)
 	return func() {
-		release()
-		timer.Stop()
+		r.engine.lasting.remove(&r.young)
+		r.alarm.off()
 		if r.haste.Swap(over) == urgent {
 			r.engine.calm()
 		}
+	}
+}
+
+// setAlarm is called on another goroutine, when the guest may just be gone.
+func (r *run) setAlarm() {
+	r.alarm.set(r.ctx, r.deadline, func() {
+		if r.haste.CompareAndSwap(notUrgent, urgent) {
+			r.engine.hurry()
+		}
+	})
+}
+
+// alarm calls a function when a context ends or a time comes, until it is off.
+type alarm struct {
+	mu      sync.Mutex
+	over    bool
+	release func() bool
+	timer   *time.Timer
+}
+
+func (a *alarm) set(ctx context.Context, at time.Time, f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.over {
+		a.release, a.timer = context.AfterFunc(ctx, f), time.AfterFunc(time.Until(at), f)
+	}
+}
+
+func (a *alarm) off() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.over = true
+	if a.timer != nil {
+		a.release()
+		a.timer.Stop()
 	}
 }
 

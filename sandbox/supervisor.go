@@ -97,6 +97,7 @@ type Supervisor struct {
 	artifacts *artifacts
 	temporary string // CacheDir, when it is ours to remove
 	starter   *starter
+	lasting   lasting
 
 	ctx     context.Context // of compilations; done when Close begins
 	closing context.CancelFunc
@@ -125,7 +126,7 @@ func NewSupervisor(cfg ProcessConfig) (_ *Supervisor, err error) {
 		return nil, fmt.Errorf("sandbox config: %w", err)
 	}
 	s := &Supervisor{
-		cfg: cfg.withDefaults(), compiling: make(chan struct{}, compilations),
+		cfg: cfg.withDefaults(), compiling: make(chan struct{}, compilations), lasting: lasting{after: lastingAfter},
 		processes: map[*process]bool{}, suspects: map[protocol.Digest]bool{},
 	}
 	s.ctx, s.closing = context.WithCancel(context.Background())
@@ -149,6 +150,10 @@ func NewSupervisor(cfg ProcessConfig) (_ *Supervisor, err error) {
 	s.put(first)
 	return s, nil
 }
+
+// lastingAfter is when a run in a process can be told to stop. A guest that has
+// only just started hears of it that much later.
+const lastingAfter = 5 * time.Millisecond
 
 // compilations run at a time: each may take all processors, at a low priority,
 // and a hostile one all its time.
@@ -207,6 +212,7 @@ func (s *Supervisor) Close() error {
 	}
 	s.free = nil
 	s.mu.Unlock()
+	s.lasting.close()
 	for _, p := range left {
 		p.end()
 	}

@@ -371,3 +371,35 @@ func TestAWorkDirectoryOutsideTheRootIsRefused(t *testing.T) {
 		t.Errorf("Run = %+v, want a refusal that names the work root", end)
 	}
 }
+
+// TestADeadlineIsOfOneRun: nothing of a run that lasted is left to end a later one.
+func TestADeadlineIsOfOneRun(t *testing.T) {
+	t.Parallel()
+	s := newSupervisor(t, func(c *sandbox.ProcessConfig) { c.KillAfter = time.Millisecond })
+	polite := spec(t, wat(t, `(module
+	  (import "starling:capsule/control@0.1.0" "canceled" (func $canceled (result i32)))
+	  (memory (export "memory") 1)
+	  (func (export "_start") (loop $l (br_if $l (i32.eqz (call $canceled))))))`))
+	canceled := make(chan struct{})
+	polite.Limits.DeadlineSeconds, polite.Canceled = 1, canceled
+	if err := s.Prepare(t.Context(), polite.Module, polite.Digest); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	// Longer than it takes to set its deadline up, and shorter than the deadline.
+	timer := time.AfterFunc(100*time.Millisecond, func() { close(canceled) })
+	defer timer.Stop()
+	if end := s.Run(t.Context(), polite, func(protocol.Event) {}); end.Kind != sandbox.Exited {
+		t.Skipf("Run = %+v: this machine is too busy to end a guest in a second", end)
+	}
+	pid := only(t, s)
+	noop := spec(t, testenv.WAT(t, "noop"))
+	for time.Since(began) < 1500*time.Millisecond {
+		if end := s.Run(t.Context(), noop, func(protocol.Event) {}); end.Kind != sandbox.Exited {
+			t.Fatalf("a later Run = %+v, want exited", end)
+		}
+	}
+	if got := only(t, s); got != pid {
+		t.Errorf("process %d, want %d still", got, pid)
+	}
+}
