@@ -129,16 +129,6 @@ func (a *artifacts) verify(digest protocol.Digest) (code, error) {
 	}}, nil
 }
 
-// load returns a compiled module; its errors are those of verify.
-func (a *artifacts) load(engine *wasmtime.Engine, digest protocol.Digest) (*wasmtime.Module, needs, error) {
-	found, err := a.verify(digest)
-	if err != nil {
-		return nil, needs{}, err
-	}
-	module, err := found.open(engine)
-	return module, found.needs, err
-}
-
 // errStale says that a compiled module is not the one that was verified.
 var errStale = errors.New("the compiled module was changed or removed")
 
@@ -152,6 +142,14 @@ func (c code) check() error {
 		return fmt.Errorf("%w: %s", errStale, c.Path)
 	}
 	return nil
+}
+
+// load checks and opens.
+func (c code) load(engine *wasmtime.Engine) (*wasmtime.Module, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	return c.open(engine)
 }
 
 func (c code) open(engine *wasmtime.Engine) (*wasmtime.Module, error) {

@@ -131,7 +131,9 @@ type child struct {
 }
 
 func (c *child) start() (err error) {
-	c.engine, err = New(Config{MaxModules: c.cfg.MaxModules, Tick: c.cfg.Tick})
+	c.engine, err = New(Config{
+		MaxModules: c.cfg.MaxModules, Tick: c.cfg.Tick, Guests: c.cfg.Density, ResidentBytes: c.cfg.ResidentBytes,
+	})
 	return err
 }
 
@@ -338,17 +340,9 @@ func (c *compileChild) compile() (needs, error) {
 	if err != nil {
 		return n, err
 	}
-	// Without a linker: an engine alone.
-	engine := newWasmEngine()
-	defer engine.Close()
-	module, err := compile(engine, c.cfg.Name, binary)
+	content, err := compileWith(c.cfg.Name, binary)
 	if err != nil {
 		return n, err
-	}
-	defer module.Close()
-	content, err := module.Serialize()
-	if err != nil {
-		return n, fmt.Errorf("serialize: %w", err)
 	}
 	_, err = c.compiled.Write(content)
 	return n, errors.Join(err, c.compiled.Close())

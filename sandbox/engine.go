@@ -39,6 +39,13 @@ type Config struct {
 	MaxModuleBytes int64
 	// Tick is how often guests are asked to stop while one has to; 0 is 5 ms.
 	Tick time.Duration
+	// Guests is how many guests find memory that is ready for them, which makes
+	// them start faster; more run too. 0 is 32. Each takes 4 GiB of address space.
+	Guests int
+	// ResidentBytes is how much of its memory a guest that is gone leaves in place
+	// for the next, cleared; 0 is [DefaultResidentBytes], and -1 none. What a guest
+	// uses beyond is given back when it is gone. It is at most Guests times that.
+	ResidentBytes int64
 	// Logger is given what an operator should know; nil discards it.
 	Logger *slog.Logger
 }
@@ -55,10 +62,35 @@ func (c Config) Validate() error {
 	if c.Tick < 0 || c.Tick > time.Second {
 		problems = append(problems, fmt.Errorf("Tick is %s: it is at most 1s, or 0 for the default", c.Tick))
 	}
+	if c.Guests < 0 || c.Guests > maxGuests {
+		problems = append(problems, fmt.Errorf("Guests is %d: it is 1 to %d, or 0 for the default", c.Guests, maxGuests))
+	}
+	if c.ResidentBytes < -1 || c.ResidentBytes > maxResidentBytes {
+		problems = append(problems, fmt.Errorf("ResidentBytes is %d: it is 1 to %d, 0 for the default, or -1 for none",
+			c.ResidentBytes, int64(maxResidentBytes)))
+	}
 	return errors.Join(problems...)
 }
 
+// DefaultResidentBytes covers what a guest built by Go dirties before it does
+// anything of its own.
+const DefaultResidentBytes = 8 << 20
+
+const (
+	maxGuests        = 1024
+	maxResidentBytes = 1 << 30
+)
+
 func (c Config) withDefaults() Config {
+	if c.Guests == 0 {
+		c.Guests = 32
+	}
+	switch c.ResidentBytes {
+	case 0:
+		c.ResidentBytes = DefaultResidentBytes
+	case -1:
+		c.ResidentBytes = 0
+	}
 	if c.MaxModules == 0 {
 		c.MaxModules = 64
 	}
@@ -77,10 +109,9 @@ func (c Config) withDefaults() Config {
 // Engine compiles and runs guests. Its methods are safe for concurrent use.
 // [Engine.Close] frees it.
 type Engine struct {
-	cfg     Config
-	wasm    *wasmtime.Engine
-	linker  *wasmtimex.Linker
-	modules *modules
+	cfg      Config
+	machines machines
+	modules  *modules
 
 	closing chan struct{}  // closed when Close begins: guests stop
 	work    sync.WaitGroup // runs and compilations; Add only under mu
@@ -109,10 +140,9 @@ func New(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{cfg: cfg, wasm: newWasmEngine(), closing: make(chan struct{}), stopped: make(chan struct{}), wake: make(chan struct{}, 1)}
-	if e.linker, err = wasmtimex.NewLinker(e.wasm, imports()); err != nil {
-		e.wasm.Close()
-		return nil, fmt.Errorf("sandbox: define imports: %w", err)
+	e := &Engine{cfg: cfg, closing: make(chan struct{}), stopped: make(chan struct{}), wake: make(chan struct{}, 1)}
+	if err := e.machines.open(cfg); err != nil {
+		return nil, err
 	}
 	e.lasting.after = cfg.Tick
 	e.modules = newModules(e, artifacts)
@@ -121,8 +151,9 @@ func New(cfg Config) (*Engine, error) {
 }
 
 // newWasmEngine turns off what no capsule needs and what this line of the
-// engine has advisories about. See docs/security.md.
-func newWasmEngine() *wasmtime.Engine {
+// engine has advisories about. See docs/security.md. What is compiled does not
+// depend on the pool; nil is none.
+func newWasmEngine(pool *wasmtimex.Pool) *wasmtime.Engine {
 	cfg := wasmtime.NewConfig()
 	cfg.SetStrategy(wasmtime.StrategyCranelift)
 	cfg.SetEpochInterruption(true)
@@ -134,6 +165,9 @@ func newWasmEngine() *wasmtime.Engine {
 	cfg.SetWasmTailCall(false)
 	cfg.SetWasmWideArithmetic(false)
 	wasmtimex.Harden(cfg)
+	if pool != nil {
+		wasmtimex.UsePool(cfg, *pool)
+	}
 	return wasmtime.NewEngineWithConfig(cfg)
 }
 
@@ -160,7 +194,7 @@ func (e *Engine) tick() {
 		}
 		t.Reset(e.cfg.Tick)
 		for e.urgent.Load() > 0 {
-			e.wasm.IncrementEpoch()
+			e.machines.tick()
 			select {
 			case <-t.C:
 			case <-e.stopped:
@@ -210,8 +244,7 @@ func (e *Engine) Close() error {
 	close(e.stopped)
 	e.ticker.Wait()
 	e.modules.close()
-	e.linker.Close()
-	e.wasm.Close()
+	e.machines.close()
 	return nil
 }
 

@@ -18,9 +18,9 @@ func TestConfigValidate(t *testing.T) {
 	if err := (sandbox.Config{}).Validate(); err != nil {
 		t.Errorf("Validate(zero) = %v, want nil", err)
 	}
-	bad := sandbox.Config{MaxModules: -1, MaxModuleBytes: -1, Tick: time.Minute}
+	bad := sandbox.Config{MaxModules: -1, MaxModuleBytes: -1, Tick: time.Minute, Guests: 1025, ResidentBytes: -2}
 	err := bad.Validate()
-	for _, name := range []string{"MaxModules", "MaxModuleBytes", "Tick"} {
+	for _, name := range []string{"MaxModules", "MaxModuleBytes", "Tick", "Guests", "ResidentBytes"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("Validate = %v, want it to name %s", err, name)
 		}

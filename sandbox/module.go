@@ -17,16 +17,20 @@ import (
 
 	"starling/protocol"
 	"starling/sandbox/internal/wasm"
-	"starling/sandbox/internal/wasmtimex"
 )
 
 // compiled is a module that is ready to run.
 type compiled struct {
 	digest protocol.Digest
-	module *wasmtime.Module
-	pre    *wasmtimex.Pre
+	path   string
 	needs  needs
 	ran    atomic.Bool // to its end, once
+	// read reads the module into an engine, as often as that is needed.
+	read func(*wasmtime.Engine) (*wasmtime.Module, error)
+
+	loading       sync.Mutex
+	pooled, plain *form // guarded by loading; nil: not loaded
+	unpoolable    bool  // guarded by loading
 
 	// Under modules.mu:
 	users int
@@ -140,45 +144,67 @@ func (m *modules) load(src source) error {
 // make gets a module from what was verified, from the disk cache, or by compiling
 // the file here.
 func (m *modules) make(src source) (*compiled, error) {
-	c := &compiled{digest: src.digest}
+	c := &compiled{digest: src.digest, path: src.path}
 	var err error
 	if src.code != nil {
-		if err = src.code.check(); err == nil {
-			c.module, err = src.code.open(m.engine.wasm)
-		}
-	} else {
-		c.module, c.needs, err = m.cachedOrCompiled(src)
-	}
-	if err != nil {
+		c.read = src.code.load
+	} else if err = m.cachedOrCompiled(src, c); err != nil {
 		return nil, err
 	}
-	if c.pre, err = m.engine.linker.Pre(c.module); err != nil {
-		c.module.Close()
-		return nil, unlinkable(src.path, err)
+	_, err = c.form(&m.engine.machines, true) // most run there
+	if err != nil {
+		c.free()
+		return nil, err
 	}
 	return c, nil
+}
+
+// form is the module in the pool or in the plain machine; a module that does not
+// fit the pool is always the latter.
+func (c *compiled) form(m *machines, pooled bool) (*form, error) {
+	c.loading.Lock()
+	defer c.loading.Unlock()
+	if pooled && !c.unpoolable {
+		if c.pooled != nil {
+			return c.pooled, nil
+		}
+		var err error
+		if c.pooled, err = m.pool.load(c.path, c.read); err == nil || errors.Is(err, ErrRefused) {
+			return c.pooled, err
+		}
+		c.unpoolable = true // or it cannot be read at all, which is seen now
+	}
+	if c.plain == nil {
+		machine, err := m.unpooled()
+		if err != nil {
+			return nil, err
+		}
+		if c.plain, err = machine.load(c.path, c.read); err != nil {
+			return nil, err
+		}
+	}
+	return c.plain, nil
 }
 
 func unlinkable(path string, err error) error {
 	return refusef("module %s cannot be linked: %s: build it for WASI preview 1 (wasm32-wasip1)", path, engineText(err.Error()))
 }
 
-func (m *modules) cachedOrCompiled(src source) (*wasmtime.Module, needs, error) {
-	log := m.engine.cfg.Logger.With(slog.String("digest", string(src.digest)))
-	module, n, err := m.artifacts.load(m.engine.wasm, src.digest)
-	if err == nil {
-		return module, n, nil
+// cachedOrCompiled sets needs and read of c.
+func (m *modules) cachedOrCompiled(src source, c *compiled) error {
+	if m.cached(c) == nil {
+		return nil
 	}
+	log := m.engine.cfg.Logger.With(slog.String("digest", string(src.digest)))
 	m.compiling <- struct{}{}
 	defer func() { <-m.compiling }()
 	unlock, err := m.artifacts.lock(context.Background(), src.digest) // a compilation is not interrupted either
 	if err != nil {
-		return nil, needs{}, err
+		return err
 	}
 	defer unlock()
-	module, n, err = m.artifacts.load(m.engine.wasm, src.digest)
-	if err == nil { // another process made it meanwhile
-		return module, n, nil
+	if err = m.cached(c); err == nil { // another process made it meanwhile
+		return nil
 	}
 	if !errors.Is(err, os.ErrNotExist) {
 		log.Warn("compiled module not usable, compiling again", slog.Any("error", err))
@@ -186,20 +212,57 @@ func (m *modules) cachedOrCompiled(src source) (*wasmtime.Module, needs, error) 
 	begin := time.Now()
 	binary, n, err := readModule(src.path, src.digest, m.engine.cfg.MaxModuleBytes)
 	if err != nil {
-		return nil, needs{}, err
+		return err
 	}
-	if module, err = compile(m.engine.wasm, src.path, binary); err != nil {
-		return nil, needs{}, err
+	content, err := compileWith(src.path, binary)
+	if err != nil {
+		return err
 	}
 	log.Debug("module compiled", slog.Int64("duration_ms", time.Since(begin).Milliseconds()), slog.Int("bytes", len(binary)))
-	content, err := module.Serialize()
-	if err == nil {
-		err = m.artifacts.store(content, src.digest, n)
+	if err := m.artifacts.store(content, src.digest, n); err != nil {
+		log.Warn("compiled module not cached", slog.Any("error", err))
+	} else if m.cached(c) == nil {
+		return nil
+	}
+	c.needs, c.read = n, func(engine *wasmtime.Engine) (*wasmtime.Module, error) {
+		return wasmtime.NewModuleDeserialize(engine, content)
+	}
+	return nil
+}
+
+// cached finds a module in the disk cache; its errors are those of
+// [artifacts.verify] or say that the engine does not take it.
+func (m *modules) cached(c *compiled) error {
+	found, err := m.artifacts.verify(c.digest)
+	if err != nil {
+		return err
+	}
+	c.needs, c.read = found.needs, found.open
+	_, err = c.form(&m.engine.machines, true)
+	if errors.Is(err, ErrRefused) {
+		return nil // which the next to ask for the form is told
 	}
 	if err != nil {
-		log.Warn("compiled module not cached", slog.Any("error", err))
+		c.unpoolable = false // as far as we know: it could not be read
 	}
-	return module, n, nil
+	return err
+}
+
+// compileWith compiles a module with an engine of its own and gives what the
+// engine serialised.
+func compileWith(path string, binary []byte) ([]byte, error) {
+	engine := newWasmEngine(nil)
+	defer engine.Close()
+	module, err := compile(engine, path, binary)
+	if err != nil {
+		return nil, err
+	}
+	defer module.Close()
+	content, err := module.Serialize()
+	if err != nil {
+		return nil, fmt.Errorf("serialize: %w", err)
+	}
+	return content, nil
 }
 
 // readModule reads a module, checks that it can run, and gives what is to be
@@ -272,8 +335,10 @@ func (m *modules) drop(c *compiled) {
 }
 
 func (c *compiled) free() {
-	c.pre.Close()
-	c.module.Close()
+	c.loading.Lock()
+	defer c.loading.Unlock()
+	c.pooled.free()
+	c.plain.free()
 }
 
 // close frees all modules; nothing uses them any more.

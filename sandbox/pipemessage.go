@@ -21,9 +21,10 @@ type hello struct {
 }
 
 type helloRun struct {
-	Density    int           `json:"density"` // so many pairs of sockets there are
-	MaxModules int           `json:"max_modules"`
-	Tick       time.Duration `json:"tick"`
+	Density       int           `json:"density"` // so many pairs of sockets there are
+	MaxModules    int           `json:"max_modules"`
+	Tick          time.Duration `json:"tick"`
+	ResidentBytes int64         `json:"resident_bytes"`
 }
 
 type helloCompile struct {

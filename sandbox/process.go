@@ -130,7 +130,9 @@ const readyTimeout = 30 * time.Second
 func (s *Supervisor) start() (*process, error) {
 	p, err := s.launch(hello{
 		Version: pipeVersion,
-		Run:     &helloRun{Density: s.cfg.Density, MaxModules: s.cfg.MaxModules, Tick: s.cfg.Tick},
+		Run: &helloRun{
+			Density: s.cfg.Density, MaxModules: s.cfg.MaxModules, Tick: s.cfg.Tick, ResidentBytes: s.residentBytes(),
+		},
 		Rules: confine.Rules{
 			ReadDirs: []string{s.artifacts.dir}, WriteDirs: []string{s.cfg.WorkRoot},
 			OpenFiles:         uint64(64 + openFiles*s.cfg.Density),
@@ -165,9 +167,18 @@ func (s *Supervisor) start() (*process, error) {
 const (
 	openFiles = 512 // per guest
 	// addressSpace is what one guest may map: the engine reserves 4 GiB and a guard
-	// for its memory, whatever it is granted of it.
-	addressSpace = 6 << 30
+	// for its memory, whatever it is granted of it, once in its pool and once for a
+	// guest that does not fit the pool.
+	addressSpace = 12 << 30
 )
+
+// residentBytes is as in Config: the process fills in the same default.
+func (s *Supervisor) residentBytes() int64 {
+	if s.cfg.ResidentBytes == 0 {
+		return -1
+	}
+	return s.cfg.ResidentBytes
+}
 
 // launch starts the configured command with sockets and files beyond stdio, says
 // hello and waits for the answer.

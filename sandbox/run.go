@@ -216,7 +216,15 @@ type outcome struct {
 // execute returns an error when the guest never started.
 func (r *run) execute(module *compiled, preopens []wasmtimex.Preopen) (outcome, error) {
 	l := r.spec.Limits
-	guest, err := r.engine.linker.NewGuest(r, wasmtimex.Limits{
+	pooled := r.engine.machines.take(l)
+	if pooled {
+		defer r.engine.machines.leave()
+	}
+	form, err := module.form(&r.engine.machines, pooled)
+	if err != nil {
+		return outcome{}, err
+	}
+	guest, err := form.machine.linker.NewGuest(r, wasmtimex.Limits{
 		MemoryBytes: l.MemoryBytes, TableElements: l.TableElements, Instances: l.Instances,
 	})
 	if err != nil {
@@ -225,7 +233,7 @@ func (r *run) execute(module *compiled, preopens []wasmtimex.Preopen) (outcome, 
 	defer guest.Close()
 	r.guest = guest
 	defer r.watch()() // from here on: a store knows the epoch that it was made in
-	result, err := guest.Instantiate(module.pre, wasmtimex.WASI{
+	result, err := guest.Instantiate(form.pre, wasmtimex.WASI{
 		Args: r.spec.Args, Env: r.spec.Env, Stdin: r.spec.Stdin, Preopens: preopens,
 	})
 	if err != nil {

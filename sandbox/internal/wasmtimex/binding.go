@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
+	"strings"
 	"unsafe"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
@@ -15,28 +16,53 @@ import (
 // Version is the engine's version, which is part of a compiled module's key.
 const Version = "wasmtime-go/v39.0.1"
 
+// object is one of the binding's types that this package looks into: its field,
+// a pointer to this C type, or one held by value. size is that of shim.h; 0: it is
+// never looked into.
+type object struct {
+	binding any
+	field   string
+	points  string
+	size    uintptr
+}
+
+var objects = [...]object{
+	{wasmtime.Config{}, "_ptr", "wasm_config_t", 0},
+	{wasmtime.Engine{}, "_ptr", "wasm_engine_t", 0},
+	{wasmtime.Module{}, "_ptr", "wasmtime_module", 0},
+	{wasmtime.Extern{}, "_ptr", "wasmtime_extern", C.sizeof_wasmtime_extern_t},
+	{wasmtime.Func{}, "val", "", C.sizeof_wasmtime_func_t},
+	{wasmtime.Memory{}, "val", "", C.sizeof_wasmtime_memory_t},
+	{wasmtime.Instance{}, "val", "", C.sizeof_wasmtime_instance_t},
+	{wasmtime.Global{}, "val", "", C.sizeof_wasmtime_global_t},
+}
+
 // Check reports whether the binding's objects are what this package takes them
-// for: a _ptr field that is a pointer, and handles of the sizes of shim.h.
+// for: fields of the names, the C types and the sizes of shim.h.
 func Check() error {
-	for _, object := range []any{wasmtime.Config{}, wasmtime.Engine{}, wasmtime.Module{}} {
-		t := reflect.TypeOf(object)
-		field, ok := t.FieldByName("_ptr")
-		if !ok || field.Type.Kind() != reflect.Pointer {
-			return fmt.Errorf("%s has no pointer field _ptr: build with %s", t, Version)
+	for _, o := range objects {
+		if err := o.check(); err != nil {
+			return fmt.Errorf("the engine's binding is not the one this program was written for: %w: build with %s", err, Version)
 		}
 	}
-	for _, handle := range []struct {
-		binding any
-		size    uintptr
-	}{
-		{wasmtime.Func{}, C.sizeof_wasmtime_func_t},
-		{wasmtime.Memory{}, C.sizeof_wasmtime_memory_t},
-		{wasmtime.Instance{}, C.sizeof_wasmtime_instance_t},
-		{wasmtime.Global{}, C.sizeof_wasmtime_global_t},
-	} {
-		if t := reflect.TypeOf(handle.binding); t.Size() != handle.size {
-			return fmt.Errorf("%s has %d bytes, not %d: build with %s", t, t.Size(), handle.size, Version)
+	return nil
+}
+
+func (o object) check() error {
+	t := reflect.TypeOf(o.binding)
+	field, ok := t.FieldByName(o.field)
+	if !ok {
+		return fmt.Errorf("%s has no field %s", t, o.field)
+	}
+	of := field.Type
+	if o.points != "" {
+		if of.Kind() != reflect.Pointer || !strings.HasSuffix(of.Elem().Name(), o.points) {
+			return fmt.Errorf("%s.%s is a %s, not a pointer to %s", t, o.field, of, o.points)
 		}
+		of = of.Elem()
+	}
+	if o.size != 0 && of.Size() != o.size {
+		return fmt.Errorf("%s.%s has %d bytes, not %d", t, o.field, of.Size(), o.size)
 	}
 	return nil
 }
@@ -50,5 +76,28 @@ func pointer(object any) unsafe.Pointer {
 // Harden turns off the proposals that the binding has no setter for.
 func Harden(config *wasmtime.Config) {
 	C.config_harden((*C.wasm_config_t)(pointer(config)))
+	runtime.KeepAlive(config)
+}
+
+// Pool is memory that an engine has ready for guests.
+type Pool struct {
+	// Guests is how many there may be at a time.
+	Guests int
+	// MemoryBytes is the most that one may have, and reserved for each;
+	// MemoryResidentBytes of what it used stay in place, cleared, for the next.
+	MemoryBytes, MemoryResidentBytes int64
+	// Tables is how many tables a module may have, TableElements how large each may
+	// be; TableResidentBytes of one stay in place.
+	Tables                            int
+	TableElements, TableResidentBytes int64
+}
+
+// UsePool makes an engine take its guests' memory from a pool. A module that needs
+// more than the pool gives cannot be loaded into it.
+func UsePool(config *wasmtime.Config, p Pool) {
+	C.config_pool((*C.wasm_config_t)(pointer(config)), &C.pool{
+		guests: C.uint32_t(p.Guests), memory: C.size_t(p.MemoryBytes), memory_resident: C.size_t(p.MemoryResidentBytes),
+		tables: C.uint32_t(p.Tables), elements: C.size_t(p.TableElements), table_resident: C.size_t(p.TableResidentBytes),
+	})
 	runtime.KeepAlive(config)
 }

@@ -87,7 +87,8 @@ type ResultKind int
 const (
 	Returned ResultKind = C.RESULT_RETURNED
 	Trap     ResultKind = C.RESULT_TRAP
-	// Failed is an error of the engine's, or a guest that the host stopped.
+	// Failed is an error of the engine's, or a guest that the host stopped, which
+	// has no text.
 	Failed ResultKind = C.RESULT_ERROR
 )
 

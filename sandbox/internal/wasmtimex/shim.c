@@ -10,6 +10,23 @@ extern void wasmtime_config_wasm_exceptions_set(wasm_config_t *, bool);
 extern void wasmtime_config_wasm_stack_switching_set(wasm_config_t *, bool);
 extern void wasmtime_config_wasm_custom_page_sizes_set(wasm_config_t *, bool);
 
+typedef struct wasmtime_pooling_allocation_config_t pooling_t;
+extern pooling_t *wasmtime_pooling_allocation_config_new(void);
+extern void wasmtime_pooling_allocation_config_delete(pooling_t *);
+extern void wasmtime_pooling_allocation_config_max_unused_warm_slots_set(pooling_t *, uint32_t);
+extern void wasmtime_pooling_allocation_config_linear_memory_keep_resident_set(pooling_t *, size_t);
+extern void wasmtime_pooling_allocation_config_table_keep_resident_set(pooling_t *, size_t);
+extern void wasmtime_pooling_allocation_config_total_memories_set(pooling_t *, uint32_t);
+extern void wasmtime_pooling_allocation_config_total_tables_set(pooling_t *, uint32_t);
+extern void wasmtime_pooling_allocation_config_total_core_instances_set(pooling_t *, uint32_t);
+extern void wasmtime_pooling_allocation_config_total_component_instances_set(pooling_t *, uint32_t);
+extern void wasmtime_pooling_allocation_config_total_gc_heaps_set(pooling_t *, uint32_t);
+extern void wasmtime_pooling_allocation_config_total_stacks_set(pooling_t *, uint32_t);
+extern void wasmtime_pooling_allocation_config_max_tables_per_module_set(pooling_t *, uint32_t);
+extern void wasmtime_pooling_allocation_config_table_elements_set(pooling_t *, size_t);
+extern void wasmtime_pooling_allocation_config_max_memory_size_set(pooling_t *, size_t);
+extern void wasmtime_pooling_allocation_strategy_set(wasm_config_t *, const pooling_t *);
+
 extern wasm_valtype_t *wasm_valtype_new(uint8_t kind);
 extern void wasm_valtype_vec_new(wasm_valtype_vec_t *out, size_t n, wasm_valtype_t *const *types);
 extern wasm_functype_t *wasm_functype_new(wasm_valtype_vec_t *params, wasm_valtype_vec_t *results);
@@ -90,6 +107,26 @@ void config_harden(wasm_config_t *config) {
   wasmtime_config_wasm_custom_page_sizes_set(config, false);
 }
 
+void config_pool(wasm_config_t *config, const pool *p) {
+  pooling_t *pooling = wasmtime_pooling_allocation_config_new();
+  wasmtime_pooling_allocation_config_max_unused_warm_slots_set(pooling, p->guests);
+  wasmtime_pooling_allocation_config_linear_memory_keep_resident_set(pooling, p->memory_resident);
+  wasmtime_pooling_allocation_config_table_keep_resident_set(pooling, p->table_resident);
+  wasmtime_pooling_allocation_config_total_memories_set(pooling, p->guests);
+  wasmtime_pooling_allocation_config_total_tables_set(pooling, p->guests * p->tables);
+  // Each guest and its forwarder.
+  wasmtime_pooling_allocation_config_total_core_instances_set(pooling, 2 * p->guests);
+  // There are no components, no heaps of the GC proposal, no async calls.
+  wasmtime_pooling_allocation_config_total_component_instances_set(pooling, 0);
+  wasmtime_pooling_allocation_config_total_gc_heaps_set(pooling, 0);
+  wasmtime_pooling_allocation_config_total_stacks_set(pooling, 0);
+  wasmtime_pooling_allocation_config_max_tables_per_module_set(pooling, p->tables);
+  wasmtime_pooling_allocation_config_table_elements_set(pooling, p->elements);
+  wasmtime_pooling_allocation_config_max_memory_size_set(pooling, p->memory);
+  wasmtime_pooling_allocation_strategy_set(config, pooling);
+  wasmtime_pooling_allocation_config_delete(pooling);
+}
+
 char *linker_new(wasm_engine_t *engine, wasmtime_linker_t **out) {
   *out = wasmtime_linker_new(engine);
   wasmtime_linker_allow_shadowing(*out, true);
@@ -120,6 +157,7 @@ static wasm_trap_t *host(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_
     g->pending = NULL;
     return trap;
   }
+  g->stopped = true;
   return wasmtime_trap_new("stopped by the host", 19);
 }
 
@@ -188,7 +226,10 @@ void wasi_free(wasi_config_t *config) { wasi_config_delete(config); }
 static wasmtime_error_t *tick(wasmtime_context_t *context, void *data, uint64_t *delta, uint8_t *kind) {
   (void)context;
   guest *g = data;
-  if (goTick(g->handle) != 0) return wasmtime_error_new("interrupted by the host");
+  if (goTick(g->handle) != 0) {
+    g->stopped = true;
+    return wasmtime_error_new("interrupted by the host");
+  }
   *delta = 1;
   *kind = 0;
   return NULL;
@@ -210,9 +251,17 @@ guest *guest_new(wasm_engine_t *engine, uintptr_t handle, const wasmtime_linker_
   return g;
 }
 
-// fill takes ownership of error and trap.
-static void fill(result *out, wasmtime_error_t *error, wasm_trap_t *trap) {
+// fill takes ownership of error and trap. Why the host stopped a guest is the
+// host's to know: the engine's text, which has the guest's whole stack, would be
+// most of what a short run costs.
+static void fill(const guest *g, result *out, wasmtime_error_t *error, wasm_trap_t *trap) {
   memset(out, 0, sizeof(*out));
+  if (g->stopped) {
+    out->kind = RESULT_ERROR;
+    if (trap != NULL) wasm_trap_delete(trap);
+    if (error != NULL) wasmtime_error_delete(error);
+    return;
+  }
   if (trap != NULL) {
     wasm_byte_vec_t text;
     out->kind = RESULT_TRAP;
@@ -235,7 +284,7 @@ void guest_instantiate(guest *g, wasi_config_t *config, const wasmtime_instance_
   wasmtime_error_t *error = wasmtime_context_set_wasi(g->context, config);
   if (error == NULL) error = wasmtime_instance_pre_instantiate(pre, g->context, &g->instance, &trap);
   g->instantiated = error == NULL && trap == NULL;
-  fill(out, error, trap);
+  fill(g, out, error, trap);
 }
 
 bool guest_call(guest *g, const char *name, size_t name_len, result *out) {
@@ -245,7 +294,7 @@ bool guest_call(guest *g, const char *name, size_t name_len, result *out) {
       item.kind != EXTERN_FUNC)
     return false;
   wasmtime_error_t *error = wasmtime_func_call(g->context, &item.of.func, NULL, 0, NULL, 0, &trap);
-  fill(out, error, trap);
+  fill(g, out, error, trap);
   return true;
 }
 

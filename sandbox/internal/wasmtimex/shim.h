@@ -67,6 +67,7 @@ typedef struct guest {
   bool forwards;                 // the forwarder has been instantiated
   wasmtime_instance_t forward_instance;
   wasm_trap_t *pending;          // a trap that a forwarded call ended in
+  bool stopped;                  // the host stopped it
 } guest;
 
 // How a call into a guest ended.
@@ -78,6 +79,14 @@ typedef struct {
 } result;
 
 void config_harden(wasm_config_t *config);
+
+typedef struct {
+  uint32_t guests;                 // at a time
+  size_t memory, memory_resident;  // bytes
+  uint32_t tables;                 // of one guest
+  size_t elements, table_resident; // of one table; resident in bytes
+} pool;
+void config_pool(wasm_config_t *config, const pool *p);
 
 // Each returns NULL or an error's text, to be freed.
 char *linker_new(wasm_engine_t *engine, wasmtime_linker_t **out);
