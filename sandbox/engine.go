@@ -62,12 +62,12 @@ func (c Config) Validate() error {
 	if c.Tick < 0 || c.Tick > time.Second {
 		problems = append(problems, fmt.Errorf("Tick is %s: it is at most 1s, or 0 for the default", c.Tick))
 	}
-	if c.Guests < 0 || c.Guests > maxGuests {
-		problems = append(problems, fmt.Errorf("Guests is %d: it is 1 to %d, or 0 for the default", c.Guests, maxGuests))
+	if c.Guests < 0 || c.Guests > MaxGuests {
+		problems = append(problems, fmt.Errorf("Guests is %d: it is 1 to %d, or 0 for the default", c.Guests, MaxGuests))
 	}
-	if c.ResidentBytes < -1 || c.ResidentBytes > maxResidentBytes {
+	if c.ResidentBytes < -1 || c.ResidentBytes > MaxResidentBytes {
 		problems = append(problems, fmt.Errorf("ResidentBytes is %d: it is 1 to %d, 0 for the default, or -1 for none",
-			c.ResidentBytes, int64(maxResidentBytes)))
+			c.ResidentBytes, int64(MaxResidentBytes)))
 	}
 	return errors.Join(problems...)
 }
@@ -76,9 +76,10 @@ func (c Config) Validate() error {
 // anything of its own.
 const DefaultResidentBytes = 8 << 20
 
+// The most that Config may ask for.
 const (
-	maxGuests        = 1024
-	maxResidentBytes = 1 << 30
+	MaxGuests        = 1024
+	MaxResidentBytes = 1 << 30
 )
 
 func (c Config) withDefaults() Config {

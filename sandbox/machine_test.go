@@ -83,13 +83,18 @@ func TestMoreGuestsThanThePoolHas(t *testing.T) {
 		started := make(chan struct{}, 4)
 		for range cap(started) {
 			all.Go(func() {
-				if end := r.Run(ctx, s, func(protocol.Event) { started <- struct{}{} }); end.Kind != sandbox.Interrupted {
+				end := r.Run(ctx, s, func(protocol.Event) { started <- struct{}{} })
+				if end.Kind != sandbox.Interrupted {
 					t.Errorf("Run = %+v, want interrupted", end)
+					cancel()
 				}
 			})
 		}
 		for range cap(started) { // all at a time
-			<-started
+			select {
+			case <-started:
+			case <-ctx.Done():
+			}
 		}
 		cancel()
 		all.Wait()

@@ -185,6 +185,7 @@ func TestUsageErrorsNameTheThingAndTheFix(t *testing.T) {
 		{"a push of no capsule", []string{"capsule", "push", "../../testenv/testdata/capsules/nostart.wasm", "--url", "nats://127.0.0.1:1"}, "does not export a function _start"},
 		{"a sandbox of nobody", []string{"worker", "--sandbox", "vm"}, `STARLING_SANDBOX (--sandbox) is "vm": it is process or inprocess`},
 		{"no density", []string{"worker", "--sandbox-density", "0"}, "STARLING_SANDBOX_DENSITY (--sandbox-density) is 0"},
+		{"negative memory", []string{"worker", "--resident-bytes", "-1"}, "STARLING_RESIDENT_BYTES (--resident-bytes) is -1"},
 		{"no time to compile", []string{"worker", "--compile-timeout", "1ms"}, "STARLING_COMPILE_TIMEOUT (--compile-timeout) is 1ms"},
 		{"a bad door list", []string{"worker", "--door-allow", "x"}, "STARLING_DOOR_ALLOW (--door-allow)"},
 	} {
