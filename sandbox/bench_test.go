@@ -10,47 +10,15 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/bytecodealliance/wasmtime-go/v39"
-
 	"starling/protocol"
 	"starling/sandbox"
 	"starling/testenv"
 )
 
-// BenchmarkRun is a whole run of a guest that does nothing, beside the least
-// that the binding needs for the same: a store with WASI and a limiter, an
-// instance, one call.
+// BenchmarkRun is a whole run, in an engine and in a sandbox process that is warm.
+// [BenchmarkBesideFloor] compares.
 func BenchmarkRun(b *testing.B) {
 	module := testenv.WAT(b, "noop")
-	b.Run("floor", func(b *testing.B) {
-		cfg := wasmtime.NewConfig()
-		cfg.SetEpochInterruption(true)
-		engine := wasmtime.NewEngineWithConfig(cfg)
-		compiled, err := wasmtime.NewModuleFromFile(engine, module)
-		if err != nil {
-			b.Fatal(err)
-		}
-		linker := wasmtime.NewLinker(engine)
-		if err := linker.DefineWasi(); err != nil {
-			b.Fatal(err)
-		}
-		for b.Loop() {
-			store := wasmtime.NewStore(engine)
-			wasi := wasmtime.NewWasiConfig()
-			wasi.SetArgv([]string{"capsule"})
-			store.SetWasi(wasi)
-			store.Limiter(512<<20, 100_000, 1000, -1, 1)
-			store.SetEpochDeadline(1 << 40)
-			instance, err := linker.Instantiate(store, compiled)
-			if err != nil {
-				b.Fatal(err)
-			}
-			if _, err := instance.GetFunc(store, "_start").Call(store); err != nil {
-				b.Fatal(err)
-			}
-			store.Close()
-		}
-	})
 	b.Run("noop", func(b *testing.B) { benchmarkSpec(b, newEngine(b), spec(b, module)) })
 	b.Run("noop with a directory", func(b *testing.B) {
 		s := spec(b, module)
@@ -113,14 +81,31 @@ func benchmarkSpec(b *testing.B, e runner, s sandbox.Spec) {
 	}
 }
 
-// BenchmarkSignals is what one import signal costs a guest.
+// BenchmarkHostCall is what a host function costs a guest that calls it again and
+// again.
+func BenchmarkHostCall(b *testing.B) {
+	const each = 100_000
+	s := spec(b, wat(b, `(module
+	  (import "starling:capsule/control@0.1.0" "canceled" (func $canceled (result i32)))
+	  (memory (export "memory") 1)
+	  (func (export "_start") (local $n i32)
+	    (local.set $n (i32.const 100000))
+	    (loop $l
+	      (drop (call $canceled))
+	      (local.set $n (i32.sub (local.get $n) (i32.const 1)))
+	      (br_if $l (local.get $n)))))`))
+	benchmarkSpec(b, newEngine(b), s)
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/call")
+}
+
+// BenchmarkSignals is what one import signal costs a guest that gives 100,000.
 func BenchmarkSignals(b *testing.B) {
-	const each = 1000
+	const each = 100_000
 	module := wat(b, `(module
 	  (import "murmur:stream/events@0.1.0" "emit-chunk" (func $chunk (param i32 i32)))
 	  (memory (export "memory") 1)
 	  (func (export "_start") (local $n i32)
-	    (local.set $n (i32.const 1000))
+	    (local.set $n (i32.const 100000))
 	    (loop $l
 	      (call $chunk (i32.const 0) (i32.const 8))
 	      (local.set $n (i32.sub (local.get $n) (i32.const 1)))

@@ -63,7 +63,7 @@ func (c Config) Validate() error {
 		problems = append(problems, fmt.Errorf("Tick is %s: it is at most 1s, or 0 for the default", c.Tick))
 	}
 	if c.Guests < 0 || c.Guests > MaxGuests {
-		problems = append(problems, fmt.Errorf("Guests is %d: it is 1 to %d, or 0 for the default", c.Guests, MaxGuests))
+		problems = append(problems, fmt.Errorf("the number of Guests is %d: it is 1 to %d, or 0 for the default", c.Guests, MaxGuests))
 	}
 	if c.ResidentBytes < -1 || c.ResidentBytes > MaxResidentBytes {
 		problems = append(problems, fmt.Errorf("ResidentBytes is %d: it is 1 to %d, 0 for the default, or -1 for none",

@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -64,18 +65,13 @@ func (f *floor) run(b *testing.B) {
 	}
 	if _, err := instance.GetFunc(store, "_start").Call(store); err != nil {
 		var exit *wasmtime.Error
-		if status, ok := exitStatus(err, exit); !ok || status != 0 {
+		if !errors.As(err, &exit) {
+			b.Fatal(err)
+		}
+		if status, ok := exit.ExitStatus(); !ok || status != 0 {
 			b.Fatal(err)
 		}
 	}
-}
-
-func exitStatus(err error, exit *wasmtime.Error) (int32, bool) {
-	exit, ok := err.(*wasmtime.Error)
-	if !ok {
-		return 0, false
-	}
-	return exit.ExitStatus()
 }
 
 // BenchmarkBesideFloor runs the same guest by hand, in an engine and in a sandbox

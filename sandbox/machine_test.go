@@ -48,14 +48,22 @@ func TestWhatDoesNotFitThePoolRunsAllTheSame(t *testing.T) {
 			  (table 1 funcref) (table 1 funcref) (table 1 funcref) (table 1 funcref) (table 1 funcref)
 			  (func (export "_start")))`), 100_000, 1 << 20, ""},
 			"a large table": {testenv.WAT(t, "bigtable"), 200_000, 1 << 20, ""},
-			"a large table that is not granted": {testenv.WAT(t, "bigtable"), 199_999, 1 << 20,
-				"table growth to 200000 elements exceeds capabilities.limits.table_elements (199999)"},
-			"a table that grows beyond": {testenv.WAT(t, "tablehog"), 250_000, 1 << 20,
-				"table growth to 250100 elements exceeds capabilities.limits.table_elements (250000)"},
-			"a table that grows to the edge": {testenv.WAT(t, "tablehog"), 100_000, 1 << 20,
-				"table growth to 100100 elements exceeds capabilities.limits.table_elements (100000)"},
-			"much memory": {testenv.WAT(t, "memhog"), 100_000, 1 << 30,
-				fmt.Sprintf("linear memory growth to %d bytes exceeds capabilities.limits.memory_bytes (%d)", 1<<30+1<<16, 1<<30)},
+			"a large table that is not granted": {
+				testenv.WAT(t, "bigtable"), 199_999, 1 << 20,
+				"table growth to 200000 elements exceeds capabilities.limits.table_elements (199999)",
+			},
+			"a table that grows beyond": {
+				testenv.WAT(t, "tablehog"), 250_000, 1 << 20,
+				"table growth to 250100 elements exceeds capabilities.limits.table_elements (250000)",
+			},
+			"a table that grows to the edge": {
+				testenv.WAT(t, "tablehog"), 100_000, 1 << 20,
+				"table growth to 100100 elements exceeds capabilities.limits.table_elements (100000)",
+			},
+			"much memory": {
+				testenv.WAT(t, "memhog"), 100_000, 1 << 30,
+				fmt.Sprintf("linear memory growth to %d bytes exceeds capabilities.limits.memory_bytes (%d)", 1<<30+1<<16, 1<<30),
+			},
 			"many globals": {wat(t, `(module (memory (export "memory") 1) `+globals.String()+`
 			  (func (export "_start")))`), 100_000, 1 << 20, ""},
 		} {
