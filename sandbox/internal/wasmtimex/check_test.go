@@ -55,7 +55,7 @@ int main(void) {
   SIZE(wasmtime_extern_t); AT(wasmtime_extern_t, kind); AT(wasmtime_extern_t, of);
   SIZE(wasmtime_val_t); AT(wasmtime_val_t, kind); AT(wasmtime_val_t, of);
   SIZE(wasmtime_val_raw_t);
-  printf("kinds %d %d %d\n", FUNC, GLOBAL, MEMORY);
+  printf("kinds %d %d %d %d\n", FUNC, GLOBAL, MEMORY, OVERFLOW);
   return 0;
 }`
 
@@ -85,9 +85,9 @@ func TestShimDeclaresWhatTheHeadersDo(t *testing.T) {
 		}
 		return string(out)
 	}
-	theirs := print("headers", "#include <wasmtime.h>\nenum { FUNC = WASMTIME_EXTERN_FUNC, GLOBAL = WASMTIME_EXTERN_GLOBAL, MEMORY = WASMTIME_EXTERN_MEMORY };\n",
+	theirs := print("headers", "#include <wasmtime.h>\nenum { FUNC = WASMTIME_EXTERN_FUNC, GLOBAL = WASMTIME_EXTERN_GLOBAL, MEMORY = WASMTIME_EXTERN_MEMORY, OVERFLOW = WASMTIME_TRAP_CODE_STACK_OVERFLOW };\n",
 		filepath.Join(strings.TrimSpace(string(out)), "build", "include"))
-	ours := print("shim", "#include \"shim.h\"\nenum { FUNC = EXTERN_FUNC, GLOBAL = EXTERN_GLOBAL, MEMORY = EXTERN_MEMORY };\n", here)
+	ours := print("shim", "#include \"shim.h\"\nenum { FUNC = EXTERN_FUNC, GLOBAL = EXTERN_GLOBAL, MEMORY = EXTERN_MEMORY, OVERFLOW = TRAP_STACK_OVERFLOW };\n", here)
 	if diff := cmp.Diff(theirs, ours); diff != "" {
 		t.Errorf("shim.h is not what the headers of %s say:\n%s", Version, diff)
 	}

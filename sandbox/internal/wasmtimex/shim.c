@@ -35,6 +35,7 @@ extern void wasm_byte_vec_new(wasm_byte_vec_t *out, size_t n, const char *bytes)
 extern void wasm_byte_vec_delete(wasm_byte_vec_t *);
 extern void wasm_trap_message(const wasm_trap_t *, wasm_byte_vec_t *out);
 extern void wasm_trap_delete(wasm_trap_t *);
+extern bool wasmtime_trap_code(const wasm_trap_t *, uint8_t *code);
 extern wasm_trap_t *wasmtime_trap_new(const char *text, size_t n);
 extern wasmtime_error_t *wasmtime_error_new(const char *text);
 extern void wasmtime_error_message(const wasmtime_error_t *, wasm_byte_vec_t *out);
@@ -264,11 +265,16 @@ static void fill(const guest *g, result *out, wasmtime_error_t *error, wasm_trap
   }
   if (trap != NULL) {
     wasm_byte_vec_t text;
+    uint8_t code;
     out->kind = RESULT_TRAP;
-    wasm_trap_message(trap, &text);
-    out->text = calloc(1, text.size + 1);
-    if (out->text != NULL) memcpy(out->text, text.data, text.size);
-    wasm_byte_vec_delete(&text);
+    if (wasmtime_trap_code(trap, &code) && code == TRAP_STACK_OVERFLOW) {
+      out->text = strdup("wasm trap: call stack exhausted"); // the engine adds some 10,000 lines
+    } else {
+      wasm_trap_message(trap, &text);
+      out->text = calloc(1, text.size + 1);
+      if (out->text != NULL) memcpy(out->text, text.data, text.size);
+      wasm_byte_vec_delete(&text);
+    }
     wasm_trap_delete(trap);
   }
   if (error != NULL) {

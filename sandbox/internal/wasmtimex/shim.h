@@ -34,6 +34,7 @@ typedef struct {
 } wasmtime_memory_t;
 typedef struct { uint64_t store_id; uint32_t private1, private2, private3; } wasmtime_global_t;
 
+enum { TRAP_STACK_OVERFLOW = 0 };
 enum { EXTERN_FUNC = 0, EXTERN_GLOBAL = 1, EXTERN_MEMORY = 3 };
 typedef struct {
   uint8_t kind;
