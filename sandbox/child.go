@@ -274,7 +274,7 @@ func (r *childRun) run() Ending {
 
 // sayStarted tells the worker at once of a module's first run in this process,
 // which it may bring down. Of later ones it tells with the first thing that the
-// guest says, its end, or after some milliseconds.
+// guest says, its end, or after a part of a second.
 func (r *childRun) sayStarted(module *compiled) {
 	if !module.ran.Load() {
 		r.must(r.slot.send(msgStarted, nil))

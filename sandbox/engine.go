@@ -145,11 +145,16 @@ func New(cfg Config) (*Engine, error) {
 	if err := e.machines.open(cfg); err != nil {
 		return nil, err
 	}
-	e.lasting.after = cfg.Tick
+	e.lasting.after = guestLasts
 	e.modules = newModules(e, artifacts)
 	e.ticker.Go(e.tick)
 	return e, nil
 }
+
+// guestLasts is when a guest gets a timer for its deadline, which is a second at
+// least. Shorter would be dearer: a process whose runs come one in a while would wake
+// for each.
+const guestLasts = 250 * time.Millisecond
 
 // newWasmEngine turns off what no capsule needs and what this line of the
 // engine has advisories about. See docs/security.md. What is compiled does not

@@ -117,10 +117,12 @@ const (
 
 // watch has the guest asked to stop once its deadline has passed or its context
 // has ended, until the function that it returns is called. For a guest that is
-// gone within some milliseconds it sets up nothing: see [lasting].
+// gone soon it sets no timer: see [lasting].
 func (r *run) watch() (stop func()) {
-	r.engine.lasting.add(&r.young, r.setAlarm)
+	release := context.AfterFunc(r.ctx, r.hurry)
+	r.engine.lasting.add(&r.young, func() { r.alarm.set(r.deadline, r.hurry) })
 	return func() {
+		release()
 		r.engine.lasting.remove(&r.young)
 		r.alarm.off()
 		if r.haste.Swap(over) == urgent {
@@ -129,28 +131,26 @@ func (r *run) watch() (stop func()) {
 	}
 }
 
-// setAlarm is called on another goroutine, when the guest may just be gone.
-func (r *run) setAlarm() {
-	r.alarm.set(r.ctx, r.deadline, func() {
-		if r.haste.CompareAndSwap(notUrgent, urgent) {
-			r.engine.hurry()
-		}
-	})
+// hurry may be called when the guest is gone.
+func (r *run) hurry() {
+	if r.haste.CompareAndSwap(notUrgent, urgent) {
+		r.engine.hurry()
+	}
 }
 
-// alarm calls a function when a context ends or a time comes, until it is off.
+// alarm calls a function at a time, unless it is off. It is safe for concurrent
+// use.
 type alarm struct {
-	mu      sync.Mutex
-	over    bool
-	release func() bool
-	timer   *time.Timer
+	mu    sync.Mutex
+	over  bool
+	timer *time.Timer
 }
 
-func (a *alarm) set(ctx context.Context, at time.Time, f func()) {
+func (a *alarm) set(at time.Time, f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.over {
-		a.release, a.timer = context.AfterFunc(ctx, f), time.AfterFunc(time.Until(at), f)
+		a.timer = time.AfterFunc(time.Until(at), f)
 	}
 }
 
@@ -159,7 +159,6 @@ func (a *alarm) off() {
 	defer a.mu.Unlock()
 	a.over = true
 	if a.timer != nil {
-		a.release()
 		a.timer.Stop()
 	}
 }
