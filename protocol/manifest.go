@@ -83,6 +83,7 @@ type Inference struct {
 
 // The bounds of section 5 that no manifest changes.
 const (
+	MaxReadOnly    = 64      // paths in filesystem.read_only, the job's with the manifest's: each is a grant of its own
 	MaxOutputBytes = 8 << 20 // stdout and import payloads that are kept and streamed
 	MaxStderrBytes = 1 << 20
 	MaxLineBytes   = 1 << 20
@@ -238,6 +239,10 @@ func (c Capabilities) problems() []error {
 	fs := c.Filesystem
 	if fs.Scope != "" && !subpath(fs.Scope) {
 		bad("filesystem.scope is %q: it is a path below the work directory", clip(fs.Scope, 128))
+	}
+	if n := len(fs.ReadOnly); n > MaxReadOnly {
+		bad("filesystem.read_only has %d paths: at most %d", n, MaxReadOnly)
+		fs.ReadOnly = nil // one problem is enough
 	}
 	for i, p := range fs.ReadOnly {
 		if !subpath(p) {

@@ -152,6 +152,9 @@ func (c Capabilities) Narrow(job *JobCapabilities) (Capabilities, error) {
 	}
 	if job.Filesystem != nil {
 		c.Filesystem.ReadOnly = slices.Concat(c.Filesystem.ReadOnly, job.Filesystem.ReadOnly)
+		if n := len(c.Filesystem.ReadOnly); n > MaxReadOnly {
+			bad("filesystem.read_only has, with those of the capsule's manifest, %d paths: at most %d", n, MaxReadOnly)
+		}
 	}
 	return c, errors.Join(problems...)
 }

@@ -2,6 +2,7 @@ package protocol_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -105,6 +106,30 @@ func TestAJobThatAsksForMoreIsNotGranted(t *testing.T) {
 	}
 }
 
+// manyReadOnly are job capabilities with n paths.
+func manyReadOnly(n int) string {
+	paths := make([]string, n)
+	for i := range paths {
+		paths[i] = fmt.Sprintf("%q", fmt.Sprint("d", i))
+	}
+	return `{"filesystem":{"read_only":[` + strings.Join(paths, ",") + `]}}`
+}
+
+// TestNarrowCountsReadOnlyPaths: the manifest's and the job's have one bound.
+func TestNarrowCountsReadOnlyPaths(t *testing.T) {
+	t.Parallel()
+	own := asks() // of one
+	for n, fits := range map[int]bool{protocol.MaxReadOnly - 1: true, protocol.MaxReadOnly: false} {
+		job, err := protocol.ParseJobCapabilities([]byte(manyReadOnly(n)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := own.Narrow(job); errors.Is(err, protocol.ErrGrant) == fits {
+			t.Errorf("Narrow() with %d more = %v, want fits: %v", n, err, fits)
+		}
+	}
+}
+
 func TestBadJobCapabilities(t *testing.T) {
 	t.Parallel()
 	for capabilities, says := range map[string]string{
@@ -116,6 +141,7 @@ func TestBadJobCapabilities(t *testing.T) {
 		`{"Limits":{}}`:                           `unknown key "capabilities.Limits"`,
 		`{"filesystem":{"scope":"a"}}`:            `unknown key "capabilities.filesystem.scope"`,
 		`{"filesystem":{"read_only":["../x"]}}`:   "capabilities.filesystem.read_only[0]",
+		manyReadOnly(65):                          "capabilities.filesystem.read_only has 65 paths: at most 64",
 		`{"env":{"allow":["A B"]}}`:               "capabilities.env.allow[0]",
 		`{"network":{"allow":["*.example.com"]}}`: "capabilities.network.allow[0]",
 	} {
