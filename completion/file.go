@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"starling/protocol"
 )
@@ -35,8 +36,11 @@ func replace(dir *os.Root, temp string, content []byte) error {
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = dir.Rename(temp, protocol.CompletionFile)
 	}
-	if errors.Is(err, os.ErrExist) { // a directory, which only a guest puts there
-		if err = dir.RemoveAll(protocol.CompletionFile); err == nil {
+	if errors.Is(err, os.ErrExist) {
+		// A directory, which only a guest puts there. It is not removed: following
+		// it down may take more descriptors, and more time, than there are.
+		old := strings.TrimSuffix(temp, ".tmp") + ".old"
+		if err = dir.Rename(protocol.CompletionFile, old); err == nil {
 			err = dir.Rename(temp, protocol.CompletionFile)
 		}
 	}
