@@ -1,6 +1,9 @@
 package main
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
 // TestWhatWouldBeIgnoredIsRefused: an argument that could not have its effect is
 // wrong usage, before anything connects.
@@ -24,6 +27,9 @@ func TestWhatWouldBeIgnoredIsRefused(t *testing.T) {
 		},
 		"capabilities that cannot be read": {
 			[]string{"dispatch", "hello@1.0.0", "--task", "x", "--capabilities", `{"limits":{"fuel":1}}`}, []string{"--capabilities", "capabilities.limits.fuel"},
+		},
+		"capabilities from an empty file": {
+			[]string{"dispatch", "hello@1.0.0", "--task", "x", "--capabilities", "@" + os.DevNull}, []string{"--capabilities", "JSON"},
 		},
 		"a file that is no module": {
 			[]string{"run", "main.go", "--task", "x"}, []string{"main.go", "no WebAssembly"},

@@ -55,7 +55,7 @@ func (t taskFlags) narrowed() (*protocol.JobCapabilities, error) {
 			return nil, &usageError{fmt.Errorf("--capabilities %s: %w", t.capabilities, unwrapPath(err))}
 		}
 	}
-	if len(text) == 0 {
+	if t.capabilities == "" {
 		return nil, nil
 	}
 	c, err := protocol.ParseJobCapabilities(text)
