@@ -194,11 +194,13 @@ func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	p.command.Dir = "/"
 	p.command.SysProcAttr = processAttributes()
 	var theirs []*os.File
-	defer func() {
+	// Before anything is awaited: as long as one is open here, a process that dies
+	// does not close its socket.
+	closeTheirs := func() {
 		for _, f := range theirs {
 			_ = f.Close() // the process has its own by now
 		}
-	}()
+	}
 	pair := func() (*pipe, error) {
 		ours, their, err := socketPair()
 		if err != nil {
@@ -222,6 +224,7 @@ func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 		}
 	}
 	if err != nil {
+		closeTheirs()
 		return nil, errors.Join(fmt.Errorf("sandbox process: %w", err), p.closeSlots())
 	}
 	p.command.ExtraFiles = append(append([]*os.File(nil), theirs...), files...)
@@ -229,6 +232,7 @@ func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	if err == nil {
 		err = s.starter.start(p.command)
 	}
+	closeTheirs()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("sandbox process: start %s: %w", s.cfg.Command[0], err), p.closeSlots())
 	}

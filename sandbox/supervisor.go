@@ -240,15 +240,17 @@ func (s *Supervisor) take(digest protocol.Digest) (*slot, error) {
 			return found, nil
 		}
 	}
-	p, err := s.start()
-	if err != nil {
-		return nil, err
+	for {
+		p, err := s.start()
+		if err != nil {
+			return nil, err
+		}
+		s.put(p)
+		if found := s.takeFree(digest); found != nil {
+			return found, nil
+		}
+		// Others were faster, or the process is gone already.
 	}
-	s.put(p)
-	if found := s.takeFree(digest); found != nil {
-		return found, nil
-	}
-	return s.take(digest) // others were faster
 }
 
 func (s *Supervisor) takeFree(digest protocol.Digest) *slot {

@@ -142,6 +142,19 @@ func TestACommandThatIsNoSandboxIsAnError(t *testing.T) {
 
 // TestProcessesDieWithTheirWorker: the worker is a process of its own here, and
 // is killed while a guest loops.
+// TestAProcessThatDiesWhileItStarts is known to be gone at once: others may wait
+// for the place in it.
+func TestAProcessThatDiesWhileItStarts(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	_, err := sandbox.NewSupervisor(sandbox.ProcessConfig{
+		WorkRoot: t.TempDir(), Command: []string{"sh", "-c", "sleep 1; kill -KILL $$"},
+	})
+	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "killed") || took > 15*time.Second {
+		t.Errorf("NewSupervisor = %v after %s, want at once that it was killed", err, took)
+	}
+}
+
 func TestProcessesDieWithTheirWorker(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
