@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 
 	"starling/protocol"
 )
@@ -100,7 +101,7 @@ func (o *frameOrder) add(f protocol.ReceivedFrame) []WatchEvent {
 	}
 	var events []WatchEvent
 	switch {
-	case f.Seq < 1, f.Attempt < o.attempt:
+	case f.Seq < 1, f.Seq == math.MaxInt, f.Attempt < o.attempt:
 		return nil
 	case f.Attempt > o.attempt:
 		events = o.flush()
@@ -145,15 +146,16 @@ func (o *frameOrder) inTurn(events []WatchEvent) []WatchEvent {
 // skip tells a hole up to the next frame that is there, and at most up to last.
 func (o *frameOrder) skip(events []WatchEvent, last int) []WatchEvent {
 	from := o.next
-	for o.next <= last {
-		if _, ok := o.held[o.next]; ok {
-			break
+	next := last + 1 // not step by step: a stranger's frame may have any number
+	for seq := range o.held {
+		if seq >= from {
+			next = min(next, seq)
 		}
-		o.next++
 	}
-	if o.next == from {
+	if next <= from {
 		return events
 	}
+	o.next = next
 	return append(events, WatchEvent{Hole: &Hole{Attempt: o.attempt, From: from, To: o.next - 1}})
 }
 
