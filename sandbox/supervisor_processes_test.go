@@ -140,8 +140,6 @@ func TestACommandThatIsNoSandboxIsAnError(t *testing.T) {
 	}
 }
 
-// TestProcessesDieWithTheirWorker: the worker is a process of its own here, and
-// is killed while a guest loops.
 // TestAProcessThatDiesWhileItStarts is known to be gone at once: others may wait
 // for the place in it.
 func TestAProcessThatDiesWhileItStarts(t *testing.T) {
@@ -155,6 +153,8 @@ func TestAProcessThatDiesWhileItStarts(t *testing.T) {
 	}
 }
 
+// TestProcessesDieWithTheirWorker: the worker is a process of its own here, and
+// is killed while a guest loops.
 func TestProcessesDieWithTheirWorker(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
