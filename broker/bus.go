@@ -92,14 +92,15 @@ func connect(ctx context.Context, cfg Config, more ...nats.Option) (*Bus, error)
 			return nil, err
 		}
 	}
-	if err := b.open(ctx); err != nil {
+	if err := b.open(ctx, cfg.name("InboxPrefix")); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	return b, nil
 }
 
-// open checks the server and makes the JetStream contexts.
-func (b *Bus) open(ctx context.Context) error {
+// open checks the server and makes the JetStream contexts. prefix is what errors call
+// the setting of the inbox.
+func (b *Bus) open(ctx context.Context, prefix string) error {
 	if version := b.nc.ConnectedServerVersion(); olderThan(version, MinServerVersion) {
 		return fmt.Errorf("%w: %s runs %s: upgrade it to %s or later", ErrOldServer, b.nc.ConnectedUrlRedacted(), version, MinServerVersion)
 	}
@@ -108,7 +109,7 @@ func (b *Bus) open(ctx context.Context) error {
 		return fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	for _, nc := range []*nats.Conn{b.nc, b.frames} {
-		if err := b.checkInbox(ctx, nc); err != nil {
+		if err := b.checkInbox(ctx, nc, prefix); err != nil {
 			return err
 		}
 	}
@@ -117,7 +118,7 @@ func (b *Bus) open(ctx context.Context) error {
 
 // checkInbox is the round trip of Connect: without a right to the inbox no
 // request would ever be answered.
-func (b *Bus) checkInbox(ctx context.Context, nc *nats.Conn) error {
+func (b *Bus) checkInbox(ctx context.Context, nc *nats.Conn, prefix string) error {
 	inbox := nc.NewInbox()
 	sub, err := nc.SubscribeSync(inbox)
 	if err != nil {
@@ -125,7 +126,7 @@ func (b *Bus) checkInbox(ctx context.Context, nc *nats.Conn) error {
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is gone
 	if err := b.subscribed(ctx, nc, inbox); err != nil {
-		return fmt.Errorf("%w: set InboxPrefix to the one that this user may subscribe to", err)
+		return fmt.Errorf("%w: set %s to the one that this user may subscribe to", err, prefix)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"path/filepath"
@@ -73,19 +74,27 @@ func startCluster(t testing.TB, options []Option) (*ServerCluster, error) {
 	return c, nil
 }
 
+// The ports that freePorts chooses from: below those that systems give to outgoing
+// connections, one of which could take a port between the look and the listen.
+const firstPort, ports = 10_000, 22_000
+
 // freePorts finds ports that nobody listens on; all are held until all are found.
 func freePorts(n int) ([]int, error) {
-	var ports []int
+	var found []int
 	var err error
-	for range n {
-		l, lerr := net.Listen("tcp", "127.0.0.1:0")
-		if lerr != nil {
-			return nil, lerr
+	for tries := 0; len(found) < n; tries++ {
+		port := firstPort + rand.IntN(ports)
+		l, taken := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		switch {
+		case taken != nil && tries > 100*n:
+			return nil, taken
+		case taken != nil:
+			continue
 		}
 		defer func() { err = errors.Join(err, l.Close()) }()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		found = append(found, port)
 	}
-	return ports, err
+	return found, err
 }
 
 // ready reports what is missing until every running server knows all that run

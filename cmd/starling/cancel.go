@@ -30,7 +30,7 @@ func (a *app) cancelCommand() *cobra.Command {
 				rec := entry.Record
 				done, err := bus.Cancel(ctx, rec.Spawner.SessionID, rec.DelegationID, broker.CancelOptions{RemoveJob: !keep})
 				if errors.Is(err, broker.ErrFinal) {
-					return fmt.Errorf("%w: it is %s, and nothing was changed", err, done.Record.Status)
+					return fmt.Errorf("%w, and nothing was changed", err)
 				}
 				if o := done.Record.Outcome; errors.Is(err, broker.ErrDenied) && o != nil && o.ParentEnded() {
 					// It ended in the queue: whoever takes its job drops it.

@@ -56,7 +56,7 @@ delegation id twice is one delegation.`,
 	flags.StringVar(&f.door, "door", "", "URL of the parent's door, told when the task ends")
 	flags.StringVar(&f.trust, "trust", "trusted", "trust class of the parent: trusted or untrusted")
 	flags.IntVar(&f.maxAttempts, "max-attempts", protocol.DefaultMaxAttempts, "attempts before a lost task is given up")
-	flags.DurationVar(&f.deadline, "deadline", 0, "how long from now until the delegation is ended; 0: no deadline")
+	flags.DurationVar(&f.deadline, "deadline", 0, "how long from now until a worker ends the delegation, or refuses to start it; 0: no deadline")
 	flags.BoolVar(&f.follow, "follow", false, "show the task to its end; the exit status tells how it ended")
 	flags.BoolVar(&f.wait, "wait", false, "wait for the outcome; the exit status tells it")
 	flags.BoolVar(&f.json, "json", false, "print JSON")
@@ -140,10 +140,14 @@ func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, j
 		defer stop()
 		watch, err := bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
 		if err != nil {
+			a.goesOn(done.Record)
 			return err
 		}
 		defer watch.Close()
 		if _, err := follow(ctx, bus, watch, newShower(a.out, a.err, f.json), a.out); err != nil {
+			if ctx.Err() == nil {
+				a.goesOn(done.Record)
+			}
 			return interrupted(ctx, err)
 		}
 		return a.conclude(ctx, bus, job, f.json)
@@ -173,12 +177,17 @@ func (a *app) leaving(ctx context.Context, rec protocol.Record) (context.Context
 	listening.Go(func() {
 		select {
 		case <-signals:
-			fmt.Fprintf(a.err, "starling: the delegation goes on: starling watch %s, or starling cancel %[1]s\n", rec.Key())
+			a.goesOn(rec)
 			cancel()
 		case <-done:
 		}
 	})
 	return ctx, func() { close(done); listening.Wait(); restore(); cancel() }
+}
+
+// goesOn says what becomes of a delegation that is no longer followed.
+func (a *app) goesOn(rec protocol.Record) {
+	fmt.Fprintf(a.err, "starling: the delegation goes on: starling watch %s, or starling cancel %[1]s\n", rec.Key())
 }
 
 // interrupted is the quiet end of a command that its user left, or err.

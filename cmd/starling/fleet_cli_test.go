@@ -76,7 +76,7 @@ func TestCommandsOfADelegation(t *testing.T) {
 	if again.status != exitFailure {
 		t.Errorf("cancel of an ended delegation = %d, want %d", again.status, exitFailure)
 	}
-	contains(t, "stderr", again.err, "it is ok, and nothing was changed")
+	contains(t, "stderr", again.err, " is ok, and nothing was changed")
 	contains(t, "dispatch --follow", must("dispatch", "hello@1.0.0", "--task", "again", "--follow"), "Hello, AGAIN!")
 	must("capsule", "rm", "hello@1.0.0")
 	gone := starling(t, "", append([]string{"dispatch", "hello@1.0.0", "--task", "x"}, url...)...)

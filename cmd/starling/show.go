@@ -16,6 +16,13 @@ import (
 
 // shower prints what an observer of a task sees.
 type shower interface {
+	printer
+	// failed is why standard output takes no more, or nil.
+	failed() error
+}
+
+// printer is one way to print it.
+type printer interface {
 	frame(f *protocol.ReceivedFrame)
 	hole(h *broker.Hole)
 	// cut is where the whole response is when its frame had only the beginning,
@@ -26,18 +33,42 @@ type shower interface {
 // newShower prints to out: JSON lines for machines, streaming text and tool
 // calls on a terminal, plain lines elsewhere. Notices for people go to errs.
 func newShower(out, errs io.Writer, asJSON bool) shower {
+	checked := &checkedOutput{Writer: out}
 	switch {
 	case asJSON:
-		return &jsonShower{out: json.NewEncoder(jsonWriter{out})}
+		return &checkedShower{&jsonShower{out: json.NewEncoder(jsonWriter{checked})}, checked}
 	case terminal(out):
-		return &liveShower{out: out, tools: make(map[string]string)}
+		return &checkedShower{&liveShower{out: checked, tools: make(map[string]string)}, checked}
 	default:
-		return &plainShower{out: out, errs: errs}
+		return &checkedShower{&plainShower{out: checked, errs: errs}, checked}
 	}
 }
 
+// checkedShower is a printer whose output is watched.
+type checkedShower struct {
+	printer
+	out *checkedOutput
+}
+
+func (s *checkedShower) failed() error { return s.out.err }
+
+// checkedOutput notes the first write that fails, as those to a closed pipe do.
+type checkedOutput struct {
+	io.Writer
+	err error
+}
+
+func (o *checkedOutput) Write(p []byte) (int, error) {
+	n, err := o.Writer.Write(p)
+	if err != nil && o.err == nil {
+		o.err = fmt.Errorf("standard output: %w", err)
+	}
+	return n, err
+}
+
 // follow prints a task's frames until its terminal one, which it returns, and a
-// response that was too large for its frame from the object store.
+// response that was too large for its frame from the object store. It ends when
+// nobody reads what it prints any more.
 func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out io.Writer) (*protocol.ReceivedFrame, error) {
 	var last *protocol.ReceivedFrame
 	for {
@@ -57,6 +88,9 @@ func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out
 		}
 		last = event.Frame
 		s.frame(event.Frame)
+		if err := s.failed(); err != nil {
+			return last, err
+		}
 	}
 }
 

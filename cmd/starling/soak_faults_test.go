@@ -195,6 +195,8 @@ func (s *soak) drain(st *seat, last float64) {
 			st.worker.kill(s.t)
 		case status == exitNoBus:
 			s.count["drain ended without a bus"]++
+		case status == -1: // SIGTERM came before it listened, so before it took anything
+			s.count["drain before the worker listened"]++
 		case status != exitOK:
 			s.t.Errorf("worker %s ends with status %d after a drain", st.id, status)
 		}

@@ -58,6 +58,10 @@ func (a *app) watch(ctx context.Context, bus *broker.Bus, ref delegationRef, liv
 			return err
 		}
 		task = entry.Record.TaskID
+		if live && entry.Record.Status.Final() {
+			fmt.Fprintln(a.err, endingLine(entry.Record)) // nothing comes from now on
+			return outcomeError(entry.Record.Status)
+		}
 	}
 	watch, err := bus.WatchTask(ctx, task, broker.WatchOptions{Live: live})
 	if err != nil {
@@ -224,3 +228,4 @@ func (s *responseShower) frame(f *protocol.ReceivedFrame) {
 
 func (s *responseShower) hole(*broker.Hole)           {}
 func (s *responseShower) cut() *protocol.ResultObject { return nil }
+func (s *responseShower) failed() error               { return nil }
