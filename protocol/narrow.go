@@ -4,8 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"sort"
 	"strings"
 )
 
@@ -57,10 +57,7 @@ func (l *JobLimits) each(own *Limits) []jobLimit {
 // jobCapabilityKeys are the members that a job may have: a manifest's, but for the
 // scope, which a fresh work directory gives nothing to narrow.
 var jobCapabilityKeys = func() map[string]any {
-	keys := map[string]any{}
-	for key, below := range manifestKeys["capabilities"].(map[string]any) {
-		keys[key] = below
-	}
+	keys := maps.Clone(manifestKeys["capabilities"].(map[string]any))
 	keys["filesystem"] = map[string]any{"read_only": shapeTexts}
 	return keys
 }()
@@ -78,7 +75,7 @@ func ParseJobCapabilities(data []byte) (*JobCapabilities, error) {
 		return nil, fmt.Errorf("%w: capabilities: %w", ErrJob, jsonError(err))
 	}
 	if unknown := unknownKeys("capabilities.", raw, jobCapabilityKeys); len(unknown) > 0 {
-		sort.Strings(unknown)
+		slices.Sort(unknown)
 		return nil, fmt.Errorf("%w: %s: a job can narrow filesystem.read_only, env.allow, network.allow and limits", ErrJob, strings.Join(unknown, ", "))
 	}
 	if err := c.Validate(); err != nil {
