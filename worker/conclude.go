@@ -58,7 +58,7 @@ func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending, ca
 		a.write(ctx, a.exited(end))
 	case end.Kind == sandbox.LimitHit:
 		a.write(ctx, a.segments.Killed(end.Message))
-	case end.Kind == sandbox.ProcessDied && !a.toBlame(end) && !a.cancel.accepted():
+	case end.Kind == sandbox.ProcessDied && !a.toBlame(end) && !canceled:
 		// Another guest brought its process down, or may have.
 		a.log.Warn("the guest's process died: the task is handed back", "how", end.Trap)
 		return conclusion{handBack: true, charged: end.Blame == sandbox.BlameUnclear}
