@@ -146,6 +146,10 @@ func (m *machine) link(path string, module *wasmtime.Module) (*form, error) {
 	return &form{m, module, pre}, nil
 }
 
+func unlinkable(path string, err error) error {
+	return refusef("module %s cannot be linked: %s: build it for WASI preview 1 (wasm32-wasip1)", path, engineText(err.Error()))
+}
+
 func (f *form) free() {
 	if f != nil {
 		f.pre.Close()

@@ -4,44 +4,16 @@ import (
 	"container/list"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
 	"golang.org/x/sync/singleflight"
 
 	"starling/protocol"
-	"starling/sandbox/internal/wasm"
 )
-
-// compiled is a module that is ready to run.
-type compiled struct {
-	digest protocol.Digest
-	path   string
-	needs  needs
-	ran    atomic.Bool // to its end, once
-	// read reads the module into an engine, as often as that is needed.
-	read func(*wasmtime.Engine) (*wasmtime.Module, error)
-
-	loading       sync.Mutex
-	pooled, plain *form // guarded by loading; nil: not loaded
-	unpoolable    bool  // guarded by loading
-
-	// Under modules.mu:
-	users int
-	kept  *list.Element // nil once it was dropped from the cache
-}
-
-// needs is what a module has from its first instruction on.
-type needs struct {
-	MemoryBytes   uint64
-	TableElements uint64
-}
 
 // modules keeps the compiled modules that were used last. What is dropped while
 // a guest runs is freed when that guest is gone.
@@ -159,37 +131,6 @@ func (m *modules) make(src source) (*compiled, error) {
 	return c, nil
 }
 
-// form is the module in the pool or in the plain machine; a module that does not
-// fit the pool is always the latter.
-func (c *compiled) form(m *machines, pooled bool) (*form, error) {
-	c.loading.Lock()
-	defer c.loading.Unlock()
-	if pooled && !c.unpoolable {
-		if c.pooled != nil {
-			return c.pooled, nil
-		}
-		var err error
-		if c.pooled, err = m.pool.load(c.path, c.read); err == nil || errors.Is(err, ErrRefused) {
-			return c.pooled, err
-		}
-		c.unpoolable = true // or it cannot be read at all, which is seen now
-	}
-	if c.plain == nil {
-		machine, err := m.unpooled()
-		if err != nil {
-			return nil, err
-		}
-		if c.plain, err = machine.load(c.path, c.read); err != nil {
-			return nil, err
-		}
-	}
-	return c.plain, nil
-}
-
-func unlinkable(path string, err error) error {
-	return refusef("module %s cannot be linked: %s: build it for WASI preview 1 (wasm32-wasip1)", path, engineText(err.Error()))
-}
-
 // cachedOrCompiled sets needs and read of c.
 func (m *modules) cachedOrCompiled(src source, c *compiled) error {
 	if m.cached(c) == nil {
@@ -242,86 +183,7 @@ func (m *modules) cached(c *compiled) error {
 	if errors.Is(err, ErrRefused) {
 		return nil // which the next to ask for the form is told
 	}
-	if err != nil {
-		c.unpoolable = false // as far as we know: it could not be read
-	}
 	return err
-}
-
-// compileWith compiles a module with an engine of its own and gives what the
-// engine serialised.
-func compileWith(path string, binary []byte) ([]byte, error) {
-	engine := newWasmEngine(nil)
-	defer engine.Close()
-	module, err := compile(engine, path, binary)
-	if err != nil {
-		return nil, err
-	}
-	defer module.Close()
-	content, err := module.Serialize()
-	if err != nil {
-		return nil, fmt.Errorf("serialize: %w", err)
-	}
-	return content, nil
-}
-
-// readModule reads a module, checks that it can run, and gives what is to be
-// compiled of it, and what it needs.
-func readModule(path string, digest protocol.Digest, limit int64) ([]byte, needs, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, needs{}, fmt.Errorf("read module: %w", err)
-	}
-	defer f.Close()
-	return readModuleFrom(f, path, digest, limit)
-}
-
-func readModuleFrom(f io.Reader, path string, digest protocol.Digest, limit int64) ([]byte, needs, error) {
-	var n needs
-	binary, err := readAll(f, path, limit)
-	if err != nil {
-		return nil, n, err
-	}
-	if got := protocol.DigestOf(binary); got != digest {
-		return nil, n, damaged{refusal(fmt.Sprintf("module %s has the digest %s, not %s: push the capsule again", path, got, digest))}
-	}
-	outline, err := check(path, binary)
-	if err != nil {
-		return nil, n, err
-	}
-	for _, memory := range outline.Memories {
-		n.MemoryBytes = max(n.MemoryBytes, min(memory.Min, 1<<32)*wasm.PageBytes)
-	}
-	for _, table := range outline.Tables {
-		n.TableElements = max(n.TableElements, table.Min)
-	}
-	if rewritten, ok := outline.Instrument(); ok {
-		binary = rewritten
-	}
-	return binary, n, nil
-}
-
-// compile turns a module into native code.
-func compile(engine *wasmtime.Engine, path string, binary []byte) (*wasmtime.Module, error) {
-	module, err := wasmtime.NewModule(engine, binary)
-	if err != nil {
-		return nil, refusef("module %s cannot be compiled: %s: build it for WASI preview 1 without threads, exceptions,"+
-			" tail calls, GC and 64-bit memory", path, engineText(err.Error()))
-	}
-	return module, nil
-}
-
-// readAll reads a whole file, which is one of a capsule and so not trusted to be
-// small.
-func readAll(f io.Reader, path string, limit int64) ([]byte, error) {
-	binary, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, fmt.Errorf("read module %s: %w", path, err)
-	}
-	if int64(len(binary)) > limit {
-		return nil, refusef("module %s has more than %d bytes: build it smaller, for example without debug information", path, limit)
-	}
-	return binary, nil
 }
 
 // drop forgets a module. m.mu is held.
@@ -332,13 +194,6 @@ func (m *modules) drop(c *compiled) {
 	if c.users == 0 {
 		c.free()
 	}
-}
-
-func (c *compiled) free() {
-	c.loading.Lock()
-	defer c.loading.Unlock()
-	c.pooled.free()
-	c.plain.free()
 }
 
 // close frees all modules; nothing uses them any more.

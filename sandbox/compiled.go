@@ -1,0 +1,100 @@
+package sandbox
+
+import (
+	"container/list"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/bytecodealliance/wasmtime-go/v39"
+
+	"starling/protocol"
+)
+
+// compiled is a module that is ready to run.
+type compiled struct {
+	digest protocol.Digest
+	path   string
+	needs  needs
+	ran    atomic.Bool // to its end, once
+	// read reads the module into an engine, as often as that is needed.
+	read func(*wasmtime.Engine) (*wasmtime.Module, error)
+
+	loading       sync.Mutex
+	pooled, plain *form // guarded by loading; nil: not loaded
+	unpoolable    bool  // guarded by loading
+
+	// Under modules.mu:
+	users int
+	kept  *list.Element // nil once it was dropped from the cache
+}
+
+// needs is what a module has from its first instruction on.
+type needs struct {
+	MemoryBytes   uint64
+	TableElements uint64
+}
+
+// form is the module in the pool or in the plain machine; a module that does not
+// fit the pool is always the latter.
+func (c *compiled) form(m *machines, pooled bool) (*form, error) {
+	c.loading.Lock()
+	defer c.loading.Unlock()
+	if pooled && !c.unpoolable {
+		if c.pooled != nil {
+			return c.pooled, nil
+		}
+		var err error
+		if c.pooled, err = m.pool.load(c.path, c.read); err == nil || errors.Is(err, ErrRefused) {
+			return c.pooled, err
+		}
+	}
+	if c.plain == nil {
+		machine, err := m.unpooled()
+		if err != nil {
+			return nil, err
+		}
+		if c.plain, err = machine.load(c.path, c.read); err != nil {
+			return nil, err
+		}
+	}
+	if pooled {
+		c.unpoolable = true // and not unreadable: the plain machine took it
+	}
+	return c.plain, nil
+}
+
+func (c *compiled) free() {
+	c.loading.Lock()
+	defer c.loading.Unlock()
+	c.pooled.free()
+	c.plain.free()
+}
+
+// compileWith compiles a module with an engine of its own and gives what the
+// engine serialised.
+func compileWith(path string, binary []byte) ([]byte, error) {
+	engine := newWasmEngine(nil)
+	defer engine.Close()
+	module, err := compile(engine, path, binary)
+	if err != nil {
+		return nil, err
+	}
+	defer module.Close()
+	content, err := module.Serialize()
+	if err != nil {
+		return nil, fmt.Errorf("serialize: %w", err)
+	}
+	return content, nil
+}
+
+// compile turns a module into native code.
+func compile(engine *wasmtime.Engine, path string, binary []byte) (*wasmtime.Module, error) {
+	module, err := wasmtime.NewModule(engine, binary)
+	if err != nil {
+		return nil, refusef("module %s cannot be compiled: %s: build it for WASI preview 1 without threads, exceptions,"+
+			" tail calls, GC and 64-bit memory", path, engineText(err.Error()))
+	}
+	return module, nil
+}
