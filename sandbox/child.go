@@ -115,7 +115,7 @@ func openSocket(fd int) (*pipe, error) {
 // openPolled is a socket that costs nothing while nothing comes.
 func openPolled(fd int) (*pipe, error) {
 	f := os.NewFile(uintptr(fd), "control socket")
-	defer f.Close() // FileConn has its own
+	defer func() { _ = f.Close() }() // FileConn has its own
 	conn, err := net.FileConn(f)
 	if err != nil {
 		return nil, err

@@ -112,7 +112,7 @@ func (s *Supervisor) compile(module string, digest protocol.Digest) error {
 	if err != nil {
 		return fmt.Errorf("read module: %w", err)
 	}
-	defer in.Close()
+	defer func() { _ = in.Close() }() // only read
 	out, err := os.CreateTemp(s.artifacts.dir, ".compile-*")
 	if err != nil {
 		return fmt.Errorf("compile: %w", err)

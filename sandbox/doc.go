@@ -22,8 +22,8 @@
 //
 // Goroutines of a supervisor: the starter, whose thread all processes are
 // children of; two for each process, which wait for its end; one for each
-// module that is looked for; one for each run that lasts, which tells it to stop. Run reads
-// the guest's events, and calls emit, on the goroutine that called it.
+// module that is looked for; one for each run that lasts, which tells it to stop.
+// Run reads the guest's events, and calls emit, on the goroutine that called it.
 // [Supervisor.Close] waits for all of them. Goroutines of a sandbox process: two
 // for each guest at a time, one that runs it and one that hears that it must
 // stop; they end with the process.

@@ -17,8 +17,9 @@ import (
 
 // ProcessConfig is how a [Supervisor] runs guests.
 type ProcessConfig struct {
-	// Config is that of the engines in the processes. Without a CacheDir compiled
-	// modules live in a temporary directory until [Supervisor.Close].
+	// Config is that of the engines in the processes, but for Guests: in each process
+	// Density guests find memory that is ready. Without a CacheDir compiled modules
+	// live in a temporary directory until [Supervisor.Close].
 	Config
 	// WorkRoot is the directory below which all directories of guests lie. It is
 	// made when it is not there. Sandbox processes can reach nothing else.

@@ -11,7 +11,7 @@ import (
 	"starling/sandbox"
 )
 
-// nested makes so many directories, each in the one before, and gives the last.
+// nested makes so many directories, each in the one before, and a file in the last.
 func nested(t *testing.T, root *os.Root, levels int) {
 	t.Helper()
 	at := root

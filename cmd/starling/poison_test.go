@@ -17,7 +17,7 @@ import (
 	"starling/testenv"
 )
 
-// killerWAT says that it runs and waits to kill its worker, which the test does.
+// killerWAT says that it runs and then never ends: the test kills its worker meanwhile.
 const killerWAT = `(module
   (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
   (memory (export "memory") 1)
