@@ -111,9 +111,16 @@ func (a *app) letterCommand(cmd *cobra.Command, do func(ctx context.Context, bus
 	return bindAll(cmd, &buses)
 }
 
+// retryFlags are what a retry may be given.
+type retryFlags struct {
+	deadline      time.Duration
+	deadlineGiven bool // else the job keeps its own
+	unserved      bool
+	json          bool
+}
+
 func (a *app) dlqRetry() *cobra.Command {
-	var deadline time.Duration
-	var unserved, asJSON bool
+	var f retryFlags
 	cmd := &cobra.Command{
 		Use:   "retry TASK",
 		Short: "Dispatch the job of a dead letter anew, as a new delegation",
@@ -124,54 +131,61 @@ delegation's key. A retry that was cut short is repeated as the same delegation.
 What cannot be read cannot be retried: dispatch it anew from dlq show --body.`,
 		Example: "  starling dlq retry tsk_0190",
 	}
-	cmd.Flags().DurationVar(&deadline, "deadline", 0, "deadline of the retry from now on, 0 for none; without the flag the job's own")
-	cmd.Flags().BoolVar(&unserved, "allow-unserved", false, "queue the job even when no worker takes from the pool now")
+	cmd.Flags().DurationVar(&f.deadline, "deadline", 0, "deadline of the retry from now on, 0 for none; without the flag the job's own")
+	cmd.Flags().BoolVar(&f.unserved, "allow-unserved", false, "queue the job even when no worker takes from the pool now")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
-		if deadline < 0 {
-			return &usageError{fmt.Errorf("--deadline is %s: it is from now on, or 0 for none", deadline)}
+		if f.deadline < 0 {
+			return &usageError{fmt.Errorf("--deadline is %s: it is from now on, or 0 for none", f.deadline)}
 		}
 		return nil
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the new delegation's record as JSON")
+	cmd.Flags().BoolVar(&f.json, "json", false, "print the new delegation's record as JSON")
 	return a.letterCommand(cmd, func(ctx context.Context, bus *broker.Bus, letters []broker.DeadLetter) error {
-		l := letters[len(letters)-1] // a letter that was stored twice is one job
-		job, err := l.Retry()
-		if err != nil {
-			return fmt.Errorf("the dead letter of %s cannot be retried: %w: `starling dlq show %s --body` has what was queued, `starling dlq drop` removes it", l.TaskID, err, l.TaskID)
-		}
-		switch {
-		case cmd.Flags().Changed("deadline"):
-			job.Deadline = protocol.Time{}
-			if deadline > 0 {
-				job.Deadline = protocol.NewTime(time.Now().Add(deadline))
-			}
-		case !job.Deadline.IsZero() && time.Now().After(job.Deadline.Std()):
-			return &usageError{fmt.Errorf("the deadline of the job of %s has passed: give the retry one with --deadline, such as 10m, or 0 for none", l.TaskID)}
-		}
-		traceparent := ""
-		if values := l.Header[protocol.HeaderTraceparent]; len(values) > 0 {
-			traceparent = values[0]
-		}
-		done, err := bus.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: unserved, Traceparent: traceparent, Header: l.Header})
-		if err != nil {
-			return fmt.Errorf("the dead letter of %s stays: %w", l.TaskID, err)
-		}
-		if done.Existing {
-			fmt.Fprintf(a.err, "starling: %s was retried before as this delegation, which is %s\n", l.TaskID, done.Record.Status)
-		}
-		var problems []error
-		for _, l := range letters {
-			problems = append(problems, bus.RemoveDeadLetter(ctx, l))
-		}
-		if err := errors.Join(problems...); err != nil {
-			return fmt.Errorf("%s was dispatched as %s, and its letter stays: %w: retry it again to remove it", l.TaskID, done.Record.Key(), err)
-		}
-		if asJSON {
-			return a.printJSON(done.Record)
-		}
-		_, err = io.WriteString(a.out, done.Record.Key()+"\n")
-		return err
+		f.deadlineGiven = cmd.Flags().Changed("deadline")
+		return a.retry(ctx, bus, letters, f)
 	})
+}
+
+// retry dispatches the job of a letter anew and removes the letter: all of letters,
+// which are one job that was stored more than once.
+func (a *app) retry(ctx context.Context, bus *broker.Bus, letters []broker.DeadLetter, f retryFlags) error {
+	l := letters[len(letters)-1]
+	job, err := l.Retry()
+	if err != nil {
+		return fmt.Errorf("the dead letter of %s cannot be retried: %w: `starling dlq show %s --body` has what was queued, `starling dlq drop` removes it", l.TaskID, err, l.TaskID)
+	}
+	switch {
+	case f.deadlineGiven:
+		job.Deadline = protocol.Time{}
+		if f.deadline > 0 {
+			job.Deadline = protocol.NewTime(time.Now().Add(f.deadline))
+		}
+	case !job.Deadline.IsZero() && time.Now().After(job.Deadline.Std()):
+		return &usageError{fmt.Errorf("the deadline of the job of %s has passed: give the retry one with --deadline, such as 10m, or 0 for none", l.TaskID)}
+	}
+	traceparent := ""
+	if values := l.Header[protocol.HeaderTraceparent]; len(values) > 0 {
+		traceparent = values[0]
+	}
+	done, err := bus.Dispatch(ctx, job, broker.DispatchOptions{AllowUnserved: f.unserved, Traceparent: traceparent, Header: l.Header})
+	if err != nil {
+		return fmt.Errorf("the dead letter of %s stays: %w", l.TaskID, err)
+	}
+	if done.Existing {
+		fmt.Fprintf(a.err, "starling: %s was retried before as this delegation, which is %s\n", l.TaskID, done.Record.Status)
+	}
+	var problems []error
+	for _, l := range letters {
+		problems = append(problems, bus.RemoveDeadLetter(ctx, l))
+	}
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("%s was dispatched as %s, and its letter stays: %w: retry it again to remove it", l.TaskID, done.Record.Key(), err)
+	}
+	if f.json {
+		return a.printJSON(done.Record)
+	}
+	_, err = io.WriteString(a.out, done.Record.Key()+"\n")
+	return err
 }
 
 func (a *app) dlqDrop() *cobra.Command {
