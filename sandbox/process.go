@@ -172,7 +172,8 @@ const (
 	addressSpace = 12 << 30
 )
 
-// residentBytes is as in Config: the process fills in the same default.
+// residentBytes is what a process is told, whose own Config takes 0 for the default:
+// none is -1 there, and 0 here, where the defaults are filled in.
 func (s *Supervisor) residentBytes() int64 {
 	if s.cfg.ResidentBytes == 0 {
 		return -1
@@ -184,7 +185,7 @@ func (s *Supervisor) residentBytes() int64 {
 // hello and waits for the answer.
 func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	p := &process{dead: make(chan struct{}), stderr: &processStderr{}}
-	p.command = exec.Command(s.cfg.Command[0], s.cfg.Command[1:]...)
+	p.command = exec.Command(s.cfg.Command[0], s.cfg.Command[1:]...) //nolint:noctx // no call's: process.end ends it
 	if s.cfg.Command[0] == selfProgram() {
 		p.command.Args[0] = filepath.Base(os.Args[0]) // as ps shows it
 	}
@@ -193,34 +194,12 @@ func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	p.command.Env = []string{"GOTRACEBACK=none", "GOGC=400", "MALLOC_ARENA_MAX=4", "RAYON_NUM_THREADS=4"}
 	p.command.Dir = "/"
 	p.command.SysProcAttr = processAttributes()
-	var theirs []*os.File
+	theirs, err := p.openSlots(h)
 	// Before anything is awaited: as long as one is open here, a process that dies
 	// does not close its socket.
 	closeTheirs := func() {
 		for _, f := range theirs {
 			_ = f.Close() // the process has its own by now
-		}
-	}
-	pair := func() (*pipe, error) {
-		ours, their, err := socketPair()
-		if err != nil {
-			return nil, err
-		}
-		theirs = append(theirs, their)
-		return newPipe(ours), nil
-	}
-	places := 1
-	if h.Run != nil {
-		places = h.Run.Density
-	}
-	var err error
-	for i := 0; i < places && err == nil; i++ {
-		place := &slot{process: p}
-		if place.pipe, err = pair(); err == nil {
-			p.slots = append(p.slots, place)
-			if h.Run != nil {
-				place.control, err = pair()
-			}
 		}
 	}
 	if err != nil {
@@ -247,6 +226,33 @@ func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 		return nil, errors.Join(fmt.Errorf("sandbox process: %w (%s%s)", err, p.how, text), p.closeSlots())
 	}
 	return p, nil
+}
+
+// openSlots makes the slots that h tells of, each with its sockets, and gives the
+// process's ends, which the caller closes also when it fails.
+func (p *process) openSlots(h hello) (theirs []*os.File, err error) {
+	pair := func() (*pipe, error) {
+		ours, their, err := socketPair()
+		if err != nil {
+			return nil, err
+		}
+		theirs = append(theirs, their)
+		return newPipe(ours), nil
+	}
+	places := 1
+	if h.Run != nil {
+		places = h.Run.Density
+	}
+	for i := 0; i < places && err == nil; i++ {
+		place := &slot{process: p}
+		if place.pipe, err = pair(); err == nil {
+			p.slots = append(p.slots, place)
+			if h.Run != nil {
+				place.control, err = pair()
+			}
+		}
+	}
+	return theirs, err
 }
 
 func (s *Supervisor) greet(p *process, h hello) error {
@@ -354,7 +360,7 @@ func socketPair() (net.Conn, *os.File, error) {
 		return nil, nil, fmt.Errorf("socket pair: %w", err)
 	}
 	ours := os.NewFile(uintptr(fds[0]), "sandbox process")
-	defer ours.Close() // FileConn has its own
+	defer func() { _ = ours.Close() }() // FileConn has its own
 	conn, err := net.FileConn(ours)
 	if err != nil {
 		return nil, nil, errors.Join(err, unix.Close(fds[1]))
