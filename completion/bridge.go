@@ -98,6 +98,14 @@ func (b *Bridge) Close() { b.client.CloseIdleConnections() }
 //
 // A handle without an address is a bug of the caller's and an error.
 func (b *Bridge) Deliver(ctx context.Context, handle protocol.Spawner, o protocol.Outcome, traceparent string) error {
+	return b.DeliverWhile(ctx, handle, o, traceparent, func(context.Context) error { return nil })
+}
+
+// DeliverWhile is Deliver that asks holds before each try but the first: its error
+// ends the delivery and is the result. Somebody else may tell the parent meanwhile.
+func (b *Bridge) DeliverWhile(
+	ctx context.Context, handle protocol.Spawner, o protocol.Outcome, traceparent string, holds func(context.Context) error,
+) error {
 	door, err := parseDoor(handle.URL)
 	if err != nil {
 		return err
@@ -123,6 +131,9 @@ func (b *Bridge) Deliver(ctx context.Context, handle protocol.Spawner, o protoco
 		case <-ctx.Done():
 			timer.Stop()
 			return err
+		}
+		if lost := holds(ctx); lost != nil {
+			return lost
 		}
 	}
 }

@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"testing"
 	"time"
@@ -109,5 +110,29 @@ func TestMoreDoorsThatHangThanReports(t *testing.T) {
 	close(first)
 	if rec := f.settled(t, last); !rec.Outcome.Delivered {
 		t.Errorf("the healthy door's job = %+v, want it delivered", rec.Outcome)
+	}
+}
+
+// TestNobodyTellsAParentForAnother: the bus delivers a job again while its worker
+// lives, as when the consumer's leader was lost, and between two tries another says
+// in the record that it tells the parent.
+func TestNobodyTellsAParentForAnother(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	door := testenv.Door(t)
+	f.hire(t, nil)
+	job := f.atDoor(f.push(t, "quick", guest(t, say("answer"))), door)
+	door.Answer(func(w http.ResponseWriter, r *http.Request, post testenv.Post) {
+		entry := f.record(t, job)
+		theirs := entry.Record
+		theirs.Delivery.Count++
+		if _, err := f.bus.WriteRecord(t.Context(), theirs, entry.Revision); err != nil {
+			t.Error(err)
+		}
+		testenv.Raw(http.StatusTooManyRequests, "")(w, r, post)
+	}, testenv.Accept())
+	rec, _ := f.run(t, job) // in the end its next delivery tells
+	if posts := door.Posts(); len(posts) != 2 || !rec.Outcome.Delivered {
+		t.Errorf("%d posts, %+v; want one that was refused and one of the next delivery", len(posts), rec.Outcome)
 	}
 }

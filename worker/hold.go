@@ -182,6 +182,20 @@ func (h *hold) look(ctx context.Context, claim *broker.Entry) error {
 	return h.give(ctx, claim)
 }
 
+// unclaimed is errLostClaim when another worker has the job by now: the bus delivers
+// one again also while its worker lives, as when the consumer's leader was lost. A bus
+// that cannot tell says nothing.
+func (h *hold) unclaimed(ctx context.Context) error {
+	claim := h.claim.Load()
+	if claim == nil {
+		return nil
+	}
+	if err := h.look(ctx, claim); errors.Is(err, errLostClaim) {
+		return err
+	}
+	return nil
+}
+
 // write writes what becomes of a record that stands at revision at, and holds
 // that from then on.
 func (h *hold) write(ctx context.Context, rec protocol.Record, at uint64) (broker.Entry, error) {
