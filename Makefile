@@ -35,7 +35,7 @@ tidy:
 	go mod tidy -diff
 
 race:
-	go test -race -shuffle=on -count=1 ./...
+	go test -race -shuffle=on -count=1 -timeout 30m ./...
 
 # The slow suites.
 slow: cluster fleet crash races hosts limits soak thirdparty fuzz
