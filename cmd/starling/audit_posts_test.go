@@ -98,5 +98,13 @@ func (a *auditor) again(job protocol.Job, rec protocol.Record, first, second boo
 	case !first.answered:
 		return "the door's answer was lost"
 	}
-	return a.why(job, rec.Outcome.WorkerID, first.At, second.At)
+	if why := a.why(job, rec.Outcome.WorkerID, first.At, second.At); why != "" {
+		return why
+	}
+	for _, m := range a.pauses[rec.Outcome.WorkerID] {
+		if !m.from.After(second.At) && !m.to.Before(first.At) {
+			return m.why
+		}
+	}
+	return ""
 }

@@ -26,6 +26,7 @@ type auditor struct {
 	door   *testenv.RecordingDoor         // where the parents listen; nil: book says
 	book   func() []bookedPost            // what the doors were told; nil: door took all it got
 	faults map[protocol.WorkerID][]misery // of workers that may lose a task, or tell a parent twice
+	pauses map[protocol.WorkerID][]misery // of workers that may tell a parent twice for that alone
 	closed string                         // why the door may not have heard; "": it has
 	// unheard is why the door of a job that no post reached did not hear; nil: nothing excuses it.
 	unheard func(protocol.Job, protocol.Record) string
@@ -93,6 +94,16 @@ func (a *auditor) hurt(worker, why string, from, to time.Time) {
 	}
 	id := protocol.WorkerID(worker)
 	a.faults[id] = append(a.faults[id], misery{why, from, to})
+}
+
+// paused says that a worker stood still between from and to, for less than the ack
+// wait: it lost no task, and may not have heard a door that answered.
+func (a *auditor) paused(worker string, from, to time.Time) {
+	if a.pauses == nil {
+		a.pauses = make(map[protocol.WorkerID][]misery)
+	}
+	id := protocol.WorkerID(worker)
+	a.pauses[id] = append(a.pauses[id], misery{"it stood still longer than it waits for an answer", from, to})
 }
 
 // check audits, prints the table and fails the test on what is wrong.

@@ -121,9 +121,13 @@ func (s *soak) stall(st *seat, last float64) {
 	testenv.Freeze(s.t, st.worker.command.Process.Pid)
 	why := "it was stalled"
 	if last < soakAckWait.Seconds() {
-		why = "" // that excuses nothing, but what it could not renew for other reasons, as it says itself
+		why = "" // that excuses no lost task, but what it could not renew for other reasons, as it says itself
 	}
-	s.over(st, last, why, from, st.resume)
+	id := st.id
+	s.over(st, last, why, from, func() {
+		st.resume()
+		s.audit.paused(id, from, time.Now())
+	})
 }
 
 // over ends a fault of a seat after so many seconds. What it excuses is given by why,
