@@ -86,11 +86,8 @@ func (c Config) withDefaults() Config {
 	if c.Guests == 0 {
 		c.Guests = 32
 	}
-	switch c.ResidentBytes {
-	case 0:
+	if c.ResidentBytes == 0 {
 		c.ResidentBytes = DefaultResidentBytes
-	case -1:
-		c.ResidentBytes = 0
 	}
 	if c.MaxModules == 0 {
 		c.MaxModules = 64

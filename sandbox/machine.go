@@ -56,7 +56,7 @@ const (
 // poolFor is the pool of an engine.
 func poolFor(cfg Config) wasmtimex.Pool {
 	return wasmtimex.Pool{
-		Guests: cfg.Guests, MemoryBytes: 4 << 30, MemoryResidentBytes: cfg.ResidentBytes,
+		Guests: cfg.Guests, MemoryBytes: 4 << 30, MemoryResidentBytes: max(cfg.ResidentBytes, 0),
 		Tables: poolTables, TableElements: poolTableElements, TableResidentBytes: poolTableResident,
 	}
 }

@@ -131,7 +131,7 @@ func (s *Supervisor) start() (*process, error) {
 	p, err := s.launch(hello{
 		Version: pipeVersion,
 		Run: &helloRun{
-			Density: s.cfg.Density, MaxModules: s.cfg.MaxModules, Tick: s.cfg.Tick, ResidentBytes: s.residentBytes(),
+			Density: s.cfg.Density, MaxModules: s.cfg.MaxModules, Tick: s.cfg.Tick, ResidentBytes: s.cfg.ResidentBytes,
 		},
 		Rules: confine.Rules{
 			ReadDirs: []string{s.artifacts.dir}, WriteDirs: []string{s.cfg.WorkRoot},
@@ -171,15 +171,6 @@ const (
 	// guest that does not fit the pool.
 	addressSpace = 12 << 30
 )
-
-// residentBytes is what a process is told, whose own Config takes 0 for the default:
-// none is -1 there, and 0 here, where the defaults are filled in.
-func (s *Supervisor) residentBytes() int64 {
-	if s.cfg.ResidentBytes == 0 {
-		return -1
-	}
-	return s.cfg.ResidentBytes
-}
 
 // launch starts the configured command with sockets and files beyond stdio, says
 // hello and waits for the answer.

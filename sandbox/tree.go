@@ -27,7 +27,7 @@ var ErrTooDeep = fmt.Errorf("directories nest deeper than %d", MaxDepth)
 // TreeBytes adds up the files below a guest's directory and stops soon past
 // limit. A file counts with its length, also where it is sparse, in blocks of
 // 4096 bytes; an empty file, a directory and anything else with one. What
-// vanishes meanwhile counts nothing. A tree that is too deep is
+// vanishes meanwhile counts a block at most. A tree that is too deep is
 // [ErrTooDeep], whatever it holds.
 //
 // A guest makes directories faster than paths of their whole length can be
@@ -95,8 +95,8 @@ func eachEntry(dir *os.Root, fn func(fs.DirEntry) error) error {
 // no path of more than two names: a guest can nest directories by the ten thousand.
 // The guest must be gone. Removing what is not there is no error.
 func RemoveTree(root *os.Root, name string) error {
-	err := root.Remove(name)
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
+	err := removed(root, name)
+	if err == nil {
 		return nil
 	}
 	if info, statErr := root.Lstat(name); statErr != nil || !info.IsDir() {
@@ -119,16 +119,18 @@ func clearTree(top *os.Root) error {
 		left := false
 		err := eachEntry(top, func(entry fs.DirEntry) error {
 			left = true
-			if !entry.IsDir() || top.Remove(entry.Name()) == nil {
-				return removed(top, entry.Name())
+			err := removed(top, entry.Name())
+			if err == nil || !entry.IsDir() {
+				return err
 			}
 			below, err := top.OpenRoot(entry.Name())
 			if err != nil {
 				return err
 			}
 			err = eachEntry(below, func(child fs.DirEntry) error {
-				if !child.IsDir() || below.Remove(child.Name()) == nil {
-					return removed(below, child.Name())
+				err := removed(below, child.Name())
+				if err == nil || !child.IsDir() {
+					return err
 				}
 				return top.Rename(entry.Name()+"/"+child.Name(), ".lifted-"+rand.Text())
 			})
