@@ -221,6 +221,7 @@ func (s *soak) loseServer(server *testenv.ServerProcess, lameDuck bool, last flo
 		s.later(1, func() { s.loseServer(server, lameDuck, last) })
 		return
 	}
+	s.serverFaults = append(s.serverFaults, fmt.Sprintf("%s %s, lame duck %t, for %.0f s", time.Now().Format(time.StampMilli), server.Name(), lameDuck, last))
 	if lameDuck {
 		s.count["server in lame duck"]++
 		server.LameDuck()

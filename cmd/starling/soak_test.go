@@ -73,6 +73,7 @@ type soak struct {
 	// crashed by it.
 	sandboxKills int
 	serverDown   *testenv.ServerProcess
+	serverFaults []string // when, and which
 }
 
 // TestSoak lets a fleet work under faults, lets it recover, and audits everything.
@@ -220,6 +221,7 @@ func (s *soak) explain() {
 	if keep := os.Getenv("SOAK_LOG"); keep != "" {
 		_ = os.WriteFile(keep, []byte(s.fleet.said(s.t)), 0o600)
 	}
+	s.t.Logf("servers lost:\n%s", strings.Join(s.serverFaults, "\n"))
 	for _, id := range s.audit.blamed[:min(8, len(s.audit.blamed))] {
 		s.t.Logf("workers on %s:\n%s", id, linesOf(s.fleet.said(s.t), string(id)))
 	}
