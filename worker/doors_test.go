@@ -1,11 +1,14 @@
 package worker_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"starling/protocol"
 	"starling/testenv"
@@ -135,4 +138,62 @@ func TestNobodyTellsAParentForAnother(t *testing.T) {
 	if posts := door.Posts(); len(posts) != 2 || !rec.Outcome.Delivered {
 		t.Errorf("%d posts, %+v; want one that was refused and one of the next delivery", len(posts), rec.Outcome)
 	}
+}
+
+// TestAParentIsNotToldWhileAnotherTells: the bus delivers the job to a second worker
+// while the first one's post is under way, as when it lost a server.
+func TestAParentIsNotToldWhileAnotherTells(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	acks := make(chan string, 64) // where deliveries are answered; the first renewal names it
+	spy, err := f.nc.Subscribe("$JS.ACK.>", func(m *nats.Msg) {
+		select {
+		case acks <- m.Subject:
+		default:
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = spy.Unsubscribe() })
+	door := testenv.Door(t)
+	second := make(chan struct{})
+	job := f.atDoor(f.push(t, "quick", guest(t, say("answer"))), door)
+	door.Answer(func(w http.ResponseWriter, r *http.Request, post testenv.Post) {
+		if err := f.nc.Publish(<-acks, []byte("-NAK")); err != nil {
+			t.Error(err)
+		}
+		select { // the second worker has it at once; would it tell, it would now
+		case <-second:
+		case <-time.After(ackWait / 4):
+		}
+		if n := f.delivered(r.Context(), t, job); n != 2 {
+			t.Errorf("the job was delivered %d times before its door answered, want 2", n)
+		}
+		testenv.Accept()(w, r, post)
+	}, func(w http.ResponseWriter, r *http.Request, post testenv.Post) {
+		close(second)
+		testenv.Accept()(w, r, post)
+	})
+	f.hire(t, nil)
+	f.hire(t, nil)
+	rec, _ := f.run(t, job)
+	if posts := door.Posts(); len(posts) != 1 || !rec.Outcome.Delivered {
+		t.Errorf("%d posts, %+v; want it delivered by one", len(posts), rec.Outcome)
+	}
+}
+
+// delivered is how often the consumer of a job's lane has delivered.
+func (f *fleet) delivered(ctx context.Context, t *testing.T, job protocol.Job) uint64 {
+	consumer, err := f.js.Consumer(ctx, "STARLING_JOBS", protocol.LaneConsumer(job.Pool, job.Lane()))
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	info, err := consumer.Info(ctx)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	return info.Delivered.Consumer
 }

@@ -139,9 +139,12 @@ func (w *Worker) settleClaim(ctx, guests context.Context, g *delegation, claim b
 	switch {
 	case claim.Kind == broker.Earlier:
 		g.delivery.Drop()
-	case claim.Record.Status.Final():
+	case claim.Kind == broker.Final:
 		g.cancel.end(claim.Record.Status)
 		g.completeLost(ctx, claim.Entry)
+	case claim.Record.Status.Final(): // its deadline had passed
+		g.cancel.end(claim.Record.Status)
+		g.complete(ctx, claim.Entry, attemptEnd{})
 	case claim.Kind == broker.Spent:
 		// The record stays the lost worker's: its session and work directory are
 		// where an operator looks. It is the last the job hears.

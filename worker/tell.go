@@ -11,27 +11,66 @@ import (
 	"starling/protocol"
 )
 
-// completeLost completes a delegation whose worker was lost after its outcome. When
+// completeLost completes a delegation to which another worker gave its outcome. When
 // the parent is still to be told, the record is made this delivery's first: of
 // two workers that both have a delivery, one tells.
 func (g *delegation) completeLost(ctx context.Context, entry broker.Entry) {
-	if g.untold(entry) && g.delivery.Mark().After(entry.Record.Delivery) {
+	entry, err := g.letTell(ctx, entry)
+	if err == nil && entry.Record.Delivery.After(g.delivery.Mark()) {
+		g.delivery.Drop() // a later delivery completes it
+		return
+	}
+	if err == nil && g.untold(entry) && g.delivery.Mark().After(entry.Record.Delivery) {
 		rec := entry.Record
 		rec.Delivery = g.delivery.Mark()
-		err := g.step(ctx, func() (err error) {
+		err = g.step(ctx, func() (err error) {
 			entry, err = g.hold.write(ctx, rec, entry.Revision)
 			return err
 		})
-		switch {
-		case errors.Is(err, broker.ErrLost):
-			g.hold.lost(ctx)
-			return
-		case err != nil:
-			g.left("the delegation was not completed", err)
-			return
+	}
+	switch {
+	case errors.Is(err, broker.ErrLost):
+		g.hold.lost(ctx)
+	case err != nil:
+		g.left("the delegation was not completed", err)
+	default:
+		g.complete(ctx, entry, attemptEnd{})
+	}
+}
+
+// letTell leaves the worker that wrote a fresh outcome the time to tell the parent
+// of it, and gives the record as it stands then. A bus that loses a server delivers
+// a job again while its worker lives; a worker that is lost was not renewed for an
+// ack wait, so that its outcome is about as old and hardly waited for.
+func (g *delegation) letTell(ctx context.Context, entry broker.Entry) (broker.Entry, error) {
+	ackWait := g.w.taker.AckWait()
+	// Another host's clock may be wrong: by no more than an ack wait's worth.
+	left := min(ackWait, ackWait-time.Since(entry.Record.EndedAt.Std()))
+	until := time.NewTimer(left)
+	defer until.Stop()
+	ticker := time.NewTicker(ackWait / 40)
+	defer ticker.Stop()
+	for g.untold(entry) {
+		select {
+		case <-until.C:
+			return entry, nil
+		case <-ctx.Done():
+			return entry, context.Cause(ctx)
+		case <-ticker.C:
+		}
+		err := g.step(ctx, func() error {
+			now, err := g.w.bus.ReadRecord(ctx, g.job.Spawner.SessionID, g.job.DelegationID, entry.Revision)
+			if err == nil && now.Revision != entry.Revision {
+				entry = now
+				g.hold.claim.Store(&now)
+			}
+			return err
+		})
+		if err != nil {
+			return entry, err
 		}
 	}
-	g.complete(ctx, entry, attemptEnd{})
+	return entry, nil
 }
 
 // untold reports whether the parent is to be told of a final record.
