@@ -98,13 +98,16 @@ func (b *Bridge) Close() { b.client.CloseIdleConnections() }
 //
 // A handle without an address is a bug of the caller's and an error.
 func (b *Bridge) Deliver(ctx context.Context, handle protocol.Spawner, o protocol.Outcome, traceparent string) error {
-	return b.DeliverWhile(ctx, handle, o, traceparent, func(context.Context) error { return nil })
+	log := b.cfg.Logger.With("delegation_id", o.DelegationID)
+	return b.DeliverWhile(ctx, log, handle, o, traceparent, func(context.Context) error { return nil })
 }
 
 // DeliverWhile is Deliver that asks holds before each try but the first: its error
 // ends the delivery and is the result. Somebody else may tell the parent meanwhile.
+// log is the job's, with its ids: it gets the first failure.
 func (b *Bridge) DeliverWhile(
-	ctx context.Context, handle protocol.Spawner, o protocol.Outcome, traceparent string, holds func(context.Context) error,
+	ctx context.Context, log *slog.Logger, handle protocol.Spawner, o protocol.Outcome, traceparent string,
+	holds func(context.Context) error,
 ) error {
 	door, err := parseDoor(handle.URL)
 	if err != nil {
@@ -121,8 +124,7 @@ func (b *Bridge) DeliverWhile(
 			return err
 		}
 		if try == 1 {
-			b.cfg.Logger.WarnContext(ctx, "door did not take the completion, trying again",
-				"delegation_id", o.DelegationID, "door", door.Host, "error", err.Error())
+			log.WarnContext(ctx, "door did not take the completion, trying again", "door", door.Host, "error", err.Error())
 		}
 		timer := time.NewTimer(wait)
 		select {

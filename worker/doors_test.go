@@ -197,3 +197,24 @@ func (f *fleet) delivered(ctx context.Context, t *testing.T, job protocol.Job) u
 	}
 	return info.Delivered.Consumer
 }
+
+// TestAPostThatFailedIsLoggedWithTheJobsIDs, as every line of a job is.
+func TestAPostThatFailedIsLoggedWithTheJobsIDs(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.hire(t, nil)
+	door := testenv.Door(t, testenv.Raw(http.StatusServiceUnavailable, "later"), testenv.Accept())
+	rec, _ := f.run(t, f.atDoor(f.push(t, "quick", guest(t, say("answer"))), door))
+	line := m.log.wait(t, "door did not take the completion, trying again")
+	for key, want := range map[string]string{
+		"worker_id": string(m.ID()), "delegation_id": string(rec.DelegationID), "task_id": string(rec.TaskID),
+		"session_id": string(rec.SessionID), "attempt": "1",
+	} {
+		if line.attrs[key] != want {
+			t.Errorf("%s = %q, want %q", key, line.attrs[key], want)
+		}
+	}
+	if !rec.Outcome.Delivered {
+		t.Errorf("outcome = %+v, want delivered at the second try", rec.Outcome)
+	}
+}

@@ -167,7 +167,7 @@ func (g *delegation) tell(ctx context.Context, entry broker.Entry, end attemptEn
 func (g *delegation) post(ctx context.Context, o protocol.Outcome) error {
 	ctx, end := g.w.span(ctx, "post")
 	began := time.Now()
-	err := g.w.bridge.DeliverWhile(ctx, g.job.Spawner, o, Traceparent(ctx), g.hold.unclaimed)
+	err := g.w.bridge.DeliverWhile(ctx, g.log, g.job.Spawner, o, Traceparent(ctx), g.hold.unclaimed)
 	end(err)
 	g.w.metrics.post.Observe(time.Since(began).Seconds())
 	result := "delivered"
