@@ -41,6 +41,20 @@ func (b *Bus) QueuedJobs(ctx context.Context) (map[protocol.TaskID]bool, error) 
 	return queued, err
 }
 
+// JobDeadline is the deadline of the job of a record, as it stands in the stream: zero
+// for one without, that is not there (any more), or that cannot be read.
+func (b *Bus) JobDeadline(ctx context.Context, rec protocol.Record) (protocol.Time, error) {
+	m, err := b.read(ctx, b.ns.JobsStream(), b.ns.JobSubject(rec.Pool, rec.Lane, rec.TaskID))
+	if err != nil || m.seq == 0 {
+		return protocol.Time{}, err
+	}
+	job, err := protocol.ParseJob(m.data)
+	if err != nil {
+		return protocol.Time{}, nil // a worker that takes it makes it a dead letter
+	}
+	return job.Deadline, nil
+}
+
 // JobQueued reports whether the job of a record is in the stream.
 func (b *Bus) JobQueued(ctx context.Context, rec protocol.Record) (bool, error) {
 	m, err := b.read(ctx, b.ns.JobsStream(), b.ns.JobSubject(rec.Pool, rec.Lane, rec.TaskID))

@@ -38,6 +38,9 @@ type InitConfig struct {
 	// MaxObservers may follow tasks at the same time; 0: 100,000. Each costs the
 	// bus about 70 KB.
 	MaxObservers int
+
+	// Names are what errors call the fields, as in [Config].
+	Names map[string]string
 }
 
 // The settings of section 2 that are not an operator's.
@@ -61,21 +64,22 @@ const (
 // Validate checks every field and joins all problems; each is [ErrConfig].
 func (c InitConfig) Validate() error {
 	var problems []error
+	name := func(field string) string { return cmp.Or(c.Names[field], field) }
 	bad := func(format string, args ...any) {
 		problems = append(problems, fmt.Errorf("%w: "+format, append([]any{ErrConfig}, args...)...))
 	}
 	for _, pool := range c.Pools {
 		if err := protocol.ValidateName("pool", pool); err != nil {
-			bad("Pools: %w", err)
+			bad("%s: %w", name("Pools"), err)
 		}
 	}
 	switch c.Replicas {
 	case 0, 1, 3, 5:
 	default:
-		bad("Replicas is %d: it is 1, 3 or 5", c.Replicas)
+		bad("%s is %d: it is 1, 3 or 5", name("Replicas"), c.Replicas)
 	}
 	if c.AckWait != 0 && c.AckWait < 100*time.Millisecond {
-		bad("AckWait is %s: it is at least 100ms, and more than a worker may stall", c.AckWait)
+		bad("%s is %s: it is at least 100ms, and more than a worker may stall", name("AckWait"), c.AckWait)
 	}
 	for _, n := range []struct {
 		field string
@@ -93,7 +97,7 @@ func (c InitConfig) Validate() error {
 		{"DeadLetterAge", int64(c.DeadLetterAge)},
 	} {
 		if n.value < 0 {
-			bad("%s is negative: leave it 0 for the default", n.field)
+			bad("%s is negative: leave it 0 for the default", name(n.field))
 		}
 	}
 	return errors.Join(problems...)

@@ -272,7 +272,7 @@ func startBenchWorker(ctx context.Context, all *closers, f *benchFlags, bus *bro
 	if err != nil {
 		return nil, err
 	}
-	staff, err := newStaff(cfg, places, told, bus, nil, log)
+	staff, err := newStaff(cfg, places, told, bus, nil, log, nil)
 	if err != nil {
 		return nil, err
 	}

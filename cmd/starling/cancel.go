@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"starling/broker"
+	"starling/protocol"
 )
 
 func (a *app) cancelCommand() *cobra.Command {
@@ -15,7 +16,12 @@ func (a *app) cancelCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel DELEGATION",
 		Short: "End a delegation: the capsule is asked to stop, and killed after the grace",
-		Args:  exactArgs(1, delegationArg),
+		Long: `End a delegation. One that is queued ends at once. The capsule of one that runs is
+asked to stop, has the worker's grace (STARLING_CANCEL_GRACE, 10s unless set), and
+is then killed; the command waits until it is gone. The parent that ended it is
+not told at its door.`,
+		Example: "  starling cancel ses_0190.dlg_0190",
+		Args:    exactArgs(1, delegationArg),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := parseDelegation(args[0])
 			if err != nil {
@@ -28,7 +34,12 @@ func (a *app) cancelCommand() *cobra.Command {
 					return err
 				}
 				rec := entry.Record
+				answered := func() {}
+				if rec.Status == protocol.StatusWorking {
+					answered = a.unlessQuick("%s was asked to stop; waiting until its guest is gone, at most its worker's STARLING_CANCEL_GRACE (10s unless set)", rec.WorkerID)
+				}
 				done, err := bus.Cancel(ctx, rec.Spawner.SessionID, rec.DelegationID, broker.CancelOptions{RemoveJob: !keep})
+				answered()
 				if errors.Is(err, broker.ErrFinal) {
 					return fmt.Errorf("%w, and nothing was changed", err)
 				}

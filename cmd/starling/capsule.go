@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -41,9 +43,15 @@ FILE.wasm and DIR are as for starling run.`,
 				return &usageError{err}
 			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
+				began := protocol.NewTime(time.Now())
 				entry, err := bus.PushCapsule(cmd.Context(), capsule.manifest, capsule.module)
 				if err != nil {
 					return err
+				}
+				if entry.PushedAt.Std().Before(began.Std()) {
+					fmt.Fprintf(a.err, "starling: the store has it already, since %s: nothing was changed\n", entry.PushedAt)
+				} else {
+					fmt.Fprintf(a.err, "starling: stored, %s\n", megabytes(int(entry.Size)))
 				}
 				if asJSON {
 					return a.printJSON(entry)
@@ -95,8 +103,9 @@ func (a *app) listCapsules(ctx context.Context, bus *broker.Bus, asJSON bool) er
 
 func (a *app) capsuleInspect() *cobra.Command {
 	var buses busSettings
+	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "inspect NAME@VERSION", Short: "Print a capsule's digest and manifest as JSON",
+		Use: "inspect NAME@VERSION", Short: "Show a capsule's digest and what its manifest asks for",
 		Args: exactArgs(1, "a capsule: NAME@VERSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := protocol.ParseCapsuleRef(args[0])
@@ -108,11 +117,22 @@ func (a *app) capsuleInspect() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.printJSON(entry)
+				if asJSON {
+					return a.printJSON(entry)
+				}
+				return a.printCapsule(entry)
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the store's entry as one line of JSON")
 	return bindAll(cmd, &buses)
+}
+
+// printCapsule writes an entry of the store for people.
+func (a *app) printCapsule(entry protocol.CapsuleEntry) error {
+	out := json.NewEncoder(jsonWriter{a.out})
+	out.SetIndent("", "  ")
+	return out.Encode(entry)
 }
 
 func (a *app) capsuleRemove() *cobra.Command {
@@ -129,7 +149,11 @@ refused by workers that do not.`,
 				return err
 			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
-				return bus.RemoveCapsule(cmd.Context(), ref.Name, ref.Version)
+				if err := bus.RemoveCapsule(cmd.Context(), ref.Name, ref.Version); err != nil {
+					return err
+				}
+				fmt.Fprintf(a.err, "removed %s\n", ref)
+				return nil
 			})
 		},
 	}

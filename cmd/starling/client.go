@@ -44,12 +44,20 @@ func parseDelegation(what string) (delegationRef, error) {
 		ref.task = protocol.TaskID(what)
 		err = protocol.ValidateName("task", what)
 	default:
-		err = fmt.Errorf("%q names no delegation: it is SESSION.DELEGATION as `starling dispatch` prints it, or a delegation id (dlg_…) or task id (tsk_…)", what)
+		err = errors.New("it is SESSION.DELEGATION as `starling dispatch` prints it, or a delegation id (dlg_…) or task id (tsk_…)")
 	}
 	if err != nil {
-		return ref, &usageError{err}
+		return ref, &usageError{fmt.Errorf("%q names no delegation: %w", clipped(what), err)}
 	}
 	return ref, nil
+}
+
+// clipped is an argument that an error repeats.
+func clipped(s string) string {
+	if len(s) > 140 {
+		return strings.ToValidUTF8(s[:140], "") + "…"
+	}
+	return s
 }
 
 // findRecord finds a delegation. By its delegation or task id alone that reads the

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -30,11 +34,7 @@ func (a *app) devCommand() *cobra.Command {
 		Use:   "dev",
 		Short: "Run a server, a worker and a door on this host, for trying things",
 		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := untilSignal(cmd.Context())
-			defer cancel()
-			return a.dev(ctx, f)
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return a.dev(cmd.Context(), f) },
 	}
 	cmd.Flags().StringVar(&f.store, "store", "", "directory of the server's data; empty: starling/dev in the user's cache directory")
 	cmd.Flags().IntVar(&f.port, "port", 4222, "port of the server on 127.0.0.1; -1: any free")
@@ -65,10 +65,15 @@ func (a *app) dev(ctx context.Context, f *devFlags) (err error) {
 	if cfg.completion, err = f.completion.config(log); err != nil {
 		return err
 	}
+	if err := checkListen("--door-listen", f.door); err != nil {
+		return err
+	}
+	signals, restore := stopSignals()
+	defer restore()
 	session := protocol.NewSessionID()
 	door, url, closeDoor, err := openDoor(f.door, session)
 	if err != nil {
-		return fmt.Errorf("%w: give the door a free address with --door-listen, such as 127.0.0.1:0 for any", err)
+		return f.taken(ctx, err)
 	}
 	defer func() { err = errors.Join(err, closeDoor()) }()
 	fleet, err := startFleet(context.WithoutCancel(ctx), cfg, log)
@@ -78,7 +83,11 @@ func (a *app) dev(ctx context.Context, f *devFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, fleet.stop()) }()
+	defer func() {
+		heard := a.onSignal(signals, "stopping at once", fleet.staff.worker.Stop)
+		err = errors.Join(err, fleet.stop())
+		heard()
+	}()
 	fmt.Fprintf(a.err, `starling dev is ready: server %s, pool %s, door %s of session %s
 
   starling capsule push sandbox/guest/examples/hello --url %[1]s
@@ -91,8 +100,43 @@ Ctrl-C ends it.
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-signals:
+			fmt.Fprintf(a.err, "starling: stopping; running tasks may end within %s, and Ctrl-C once more ends them at once\n", cfg.worker.DrainTimeout)
+			return nil
 		case got := <-door.Received():
 			fmt.Fprintf(a.out, "the door was told:\n%s\n\n", printable(got.Text))
 		}
 	}
+}
+
+// taken explains a door that cannot listen: mostly another dev runs, and has the
+// server's port too.
+func (f *devFlags) taken(ctx context.Context, err error) error {
+	const fix = "give the door a free address with --door-listen, such as 127.0.0.1:0 for any"
+	server := net.JoinHostPort("127.0.0.1", strconv.Itoa(f.port))
+	if !errors.Is(err, syscall.EADDRINUSE) || f.port <= 0 {
+		return fmt.Errorf("%w: %s", err, fix)
+	}
+	conn, dialErr := new(net.Dialer).DialContext(ctx, "tcp", server)
+	if dialErr != nil {
+		return fmt.Errorf("%w: %s", err, fix)
+	}
+	_ = conn.Close() // it was only asked whether somebody listens
+	return fmt.Errorf("%w, and something listens at %s, where the server should: does another `starling dev` run? "+
+		"Use that one, or give this one its own --port, --door-listen and --store", err, server)
+}
+
+// onSignal does something at the next signal, until the returned function is called.
+func (a *app) onSignal(signals <-chan os.Signal, says string, do func()) (stop func()) {
+	done := make(chan struct{})
+	var listening sync.WaitGroup
+	listening.Go(func() {
+		select {
+		case <-signals:
+			fmt.Fprintln(a.err, "starling: "+says)
+			do()
+		case <-done:
+		}
+	})
+	return func() { close(done); listening.Wait() }
 }

@@ -33,7 +33,14 @@ func (a *app) dispatchCommand() *cobra.Command {
 		Short: "Delegate a task to a capsule",
 		Long: `Delegate a task to a capsule of the store. Prints the delegation's ledger key,
 SESSION.DELEGATION, which watch, result and cancel take. Dispatching one
-delegation id twice is one delegation.`,
+delegation id twice is one delegation.
+
+With --wait, standard output gets the last line (with --json the record) when the
+task has ended and its parent was told; standard error gets the key at once. With
+--follow, standard output gets the capsule's text (with --json an object a frame),
+standard error the key, notices and the last line. Only starling result prints
+the result alone. Ctrl-C leaves the delegation to go on. Both end at the deadline
+when no worker has taken the job by then.`,
 		Example: "  starling dispatch summarizer@1.2.0 --task 'the text' --follow\n" +
 			"  starling dispatch summarizer@1.2.0 --door http://10.0.0.7:7777 < text",
 		Args: exactArgs(1, "the capsule: NAME@VERSION"),
@@ -57,9 +64,9 @@ delegation id twice is one delegation.`,
 	flags.StringVar(&f.trust, "trust", "trusted", "trust class of the parent: trusted or untrusted")
 	flags.IntVar(&f.maxAttempts, "max-attempts", protocol.DefaultMaxAttempts, "attempts before a lost task is given up")
 	flags.DurationVar(&f.deadline, "deadline", 0, "how long from now until a worker ends the delegation, or refuses to start it; 0: no deadline")
-	flags.BoolVar(&f.follow, "follow", false, "show the task to its end; the exit status tells how it ended")
-	flags.BoolVar(&f.wait, "wait", false, "wait for the outcome; the exit status tells it")
-	flags.BoolVar(&f.json, "json", false, "print JSON")
+	flags.BoolVar(&f.follow, "follow", false, "show the task to its end on standard output; the exit status tells how it ended")
+	flags.BoolVar(&f.wait, "wait", false, "wait for the outcome and print its last line; the exit status tells it")
+	flags.BoolVar(&f.json, "json", false, "print JSON: the record, or with --follow an object a frame")
 	flags.BoolVar(&f.unserved, "allow-unserved", false, "queue the job even when no worker takes from the pool now")
 	return bindAll(cmd, &f.bus, &f.pool)
 }
@@ -68,7 +75,7 @@ delegation id twice is one delegation.`,
 func (a *app) job(f *dispatchFlags, capsule string) (protocol.Job, error) {
 	ref, err := protocol.ParseCapsuleRef(capsule)
 	if err != nil {
-		return protocol.Job{}, err
+		return protocol.Job{}, fmt.Errorf("%w, such as hello@1.0.0; `starling capsule ls` lists what was pushed", err)
 	}
 	text, err := a.text(f.taskFlags)
 	if err != nil {
@@ -135,35 +142,54 @@ func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, j
 	}
 	job.TaskID = done.Record.TaskID // an earlier dispatch's, where there was one
 	switch {
-	case f.follow:
-		ctx, stop := a.leaving(ctx, done.Record)
-		defer stop()
-		watch, err := bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
-		if err != nil {
-			a.goesOn(done.Record)
-			return err
-		}
-		defer watch.Close()
-		if _, err := follow(ctx, bus, watch, newShower(a.out, a.err, f.json), a.out); err != nil {
-			if ctx.Err() == nil {
-				a.goesOn(done.Record)
-			}
-			return interrupted(ctx, err)
-		}
-		return a.conclude(ctx, bus, job, f.json)
-	case f.wait:
-		ctx, stop := a.leaving(ctx, done.Record)
-		defer stop()
-		rec, err := settledRecord(ctx, bus, job)
-		if err != nil {
-			return interrupted(ctx, err)
-		}
-		return errors.Join(a.printRecord(rec, f.json), outcomeError(rec.Status))
+	case f.follow || f.wait:
+		return a.attend(ctx, bus, f, job, done.Record)
 	case f.json:
 		return a.printJSON(done.Record)
 	}
 	fmt.Fprintln(a.out, done.Record.Key())
 	return nil
+}
+
+// attend follows a delegation, or waits for it, to its end or its user's.
+func (a *app) attend(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job protocol.Job, rec protocol.Record) error {
+	attending, leave := a.leaving(ctx, rec)
+	defer leave()
+	inTime, stop := whileInTime(attending, bus, rec, job.Deadline)
+	defer stop()
+	var err error
+	if f.follow {
+		err = a.followed(inTime, bus, job, f.json)
+	}
+	if err == nil {
+		rec, err = settledRecord(inTime, bus, job)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(context.Cause(inTime), errOverdue):
+		return a.overdue(ctx, bus, rec, f.json && !f.follow)
+	case attending.Err() != nil: // goesOn was said
+		return &silentError{exitInterrupted}
+	default:
+		a.goesOn(rec)
+		return err
+	}
+	if f.follow {
+		return a.conclude(job, rec, f.json)
+	}
+	a.explainEnding(job, rec)
+	return errors.Join(a.printRecord(rec, f.json), outcomeError(rec.Status))
+}
+
+// followed shows a task to its end.
+func (a *app) followed(ctx context.Context, bus *broker.Bus, job protocol.Job, asJSON bool) error {
+	watch, err := bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
+	if err != nil {
+		return err
+	}
+	defer watch.Close()
+	_, err = follow(ctx, bus, watch, newShower(a.out, a.err, asJSON), a.out)
+	return err
 }
 
 // leaving says which delegation is followed, and at an interrupt that it goes on

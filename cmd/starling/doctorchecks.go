@@ -24,6 +24,9 @@ const (
 	// lostAfter is how long a record may stand without its job: a dispatch writes
 	// one after the other, and repairs itself for some seconds.
 	lostAfter = time.Minute
+	// maxDeadlines bounds the queued jobs that are read for their deadline, the oldest
+	// first: a long queue has others.
+	maxDeadlines = 1000
 	// maxNamed bounds how many of a kind are named.
 	maxNamed = 5
 )

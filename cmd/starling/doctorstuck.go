@@ -14,6 +14,7 @@ import (
 type stuck struct {
 	vanished    []protocol.Record // submitted, without a job
 	orphaned    []protocol.Record // working, without a job and a worker
+	overdue     []protocol.Record // submitted, with a job whose deadline passed
 	undelivered []protocol.Record
 	unreadable  int
 }
@@ -36,6 +37,10 @@ func (x *examination) ledger(ctx context.Context) {
 			"dispatch the same again (starling dispatch --session S --delegation D), or end it with starling cancel",
 		},
 		{s.orphaned, problem, "working without a worker and without a job", "starling cancel ends it"},
+		{
+			s.overdue, warning, "queued past the deadline: nobody took the job in time",
+			"a worker of the pool ends them without running them, as it does when it takes them; starling cancel ends one now",
+		},
 		{s.undelivered, warning, "ended, and the parent was not told", "starling ps --undelivered says why, starling redeliver tells it"},
 	} {
 		if len(kind.records) > 0 {
@@ -46,7 +51,7 @@ func (x *examination) ledger(ctx context.Context) {
 		x.say("delegations", warning, "their jobs become dead letters; look with `nats kv get "+x.bus.Namespace().LedgerBucket()+"`",
 			"%d records cannot be read by this version", s.unreadable)
 	}
-	if len(s.vanished)+len(s.orphaned)+len(s.undelivered)+s.unreadable == 0 {
+	if len(s.vanished)+len(s.orphaned)+len(s.overdue)+len(s.undelivered)+s.unreadable == 0 {
 		x.say("delegations", fine, "", "none is stuck, every parent that asked was told")
 	}
 }
@@ -66,6 +71,7 @@ func named(records []protocol.Record) string {
 func (x *examination) stuck(ctx context.Context) (stuck, error) {
 	var s stuck
 	var open []protocol.Record
+	looked := 0
 	for rec, err := range x.bus.Delegations(ctx) {
 		switch {
 		case errors.Is(err, protocol.ErrRecord):
@@ -76,8 +82,20 @@ func (x *examination) stuck(ctx context.Context) (stuck, error) {
 			if told(rec, nil) == "failed" {
 				s.undelivered = append(s.undelivered, rec)
 			}
-		case time.Since(rec.SubmittedAt.Std()) > lostAfter:
-			open = append(open, rec)
+		default:
+			if rec.Status == protocol.StatusSubmitted && looked < maxDeadlines {
+				looked++
+				deadline, err := x.bus.JobDeadline(ctx, rec)
+				if err != nil {
+					return s, err
+				}
+				if !deadline.IsZero() && time.Now().After(deadline.Std().Add(overdueAfter)) {
+					s.overdue = append(s.overdue, rec)
+				}
+			}
+			if time.Since(rec.SubmittedAt.Std()) > lostAfter {
+				open = append(open, rec)
+			}
 		}
 	}
 	if len(open) == 0 {

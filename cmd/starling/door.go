@@ -32,8 +32,8 @@ func (a *app) doorCommand() *cobra.Command {
 }
 
 func (a *app) door(ctx context.Context, listen string, session protocol.SessionID) error {
-	if _, _, err := net.SplitHostPort(listen); err != nil {
-		return &usageError{fmt.Errorf("--listen: %w: it is HOST:PORT, such as 127.0.0.1:7777, or 127.0.0.1:0 for any free port", err)}
+	if err := checkListen("--listen", listen); err != nil {
+		return err
 	}
 	if session == "" {
 		session = protocol.NewSessionID()
@@ -54,6 +54,14 @@ func (a *app) door(ctx context.Context, listen string, session protocol.SessionI
 		}))
 	}
 	return errors.Join(err, closeDoor())
+}
+
+// checkListen judges the form of an address to listen on.
+func checkListen(flag, address string) error {
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return &usageError{fmt.Errorf("%s: %w: it is HOST:PORT, such as 127.0.0.1:7777, or 127.0.0.1:0 for any free port", flag, err)}
+	}
+	return nil
 }
 
 // openDoor serves a door until the returned function closes it.

@@ -43,6 +43,9 @@ worker takes after the ack wait.`,
 					ctx, cancel := untilSignal(cmd.Context())
 					defer cancel()
 					if err := a.awaitLeave(ctx, bus, state); err != nil {
+						if ctx.Err() != nil {
+							fmt.Fprintf(a.err, "%s goes on draining: starling workers shows it\n", id)
+						}
 						return interrupted(ctx, err)
 					}
 					fmt.Fprintf(a.err, "%s has left\n", id)

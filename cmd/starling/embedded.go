@@ -39,14 +39,19 @@ type staff struct {
 }
 
 // newStaff wires a worker to a bus and a monitor. close it after the worker's Run.
+// around, where there is one, is put around the guests.
 func newStaff(
 	cfg worker.Config, where sandboxSettings, told completion.Config, bus *broker.Bus, watched *monitor, log *slog.Logger,
+	around func(guests) guests,
 ) (*staff, error) {
 	s := &staff{watched: watched}
 	cfg.Metrics = watched.registerer()
 	var err error
 	if s.guests, err = where.open(cfg, log); err != nil {
 		return nil, err
+	}
+	if around != nil {
+		s.guests = around(s.guests)
 	}
 	s.closers.add(s.guests.Close)
 	bridge, err := completion.NewBridge(told)
@@ -82,6 +87,7 @@ type fleetConfig struct {
 	completion completion.Config
 	init       broker.InitConfig
 	monitor    monitorSettings
+	around     func(guests) guests // or nil: see newStaff
 }
 
 // startFleet starts a server and a worker and returns once jobs are taken.
@@ -119,7 +125,7 @@ func startFleet(ctx context.Context, cfg fleetConfig, log *slog.Logger) (_ *flee
 		return nil, err
 	}
 	f.closers.add(own.Close)
-	if f.staff, err = newStaff(cfg.worker, cfg.sandbox, cfg.completion, own, watched, log); err != nil {
+	if f.staff, err = newStaff(cfg.worker, cfg.sandbox, cfg.completion, own, watched, log, cfg.around); err != nil {
 		return nil, err
 	}
 	f.closers.add(f.staff.closers.close)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -28,45 +27,8 @@ func (s initSettings) config() broker.InitConfig {
 	return broker.InitConfig{
 		Pools: s.Pools, Replicas: s.Replicas, AckWait: s.AckWait, MaxJobs: s.MaxJobs, MaxJobBytes: s.MaxJobBytes,
 		MaxFrameBytes: s.MaxFrameBytes, MaxLedgerBytes: s.MaxLedgerBytes, MaxResultBytes: s.MaxResultBytes,
+		Names: namesOf(&s, nil),
 	}
-}
-
-// validate judges the settings before anything connects, by the names that their
-// user knows.
-func (s initSettings) validate() error {
-	var problems []error
-	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	for _, pool := range s.Pools {
-		if err := protocol.ValidateName("--pools (STARLING_POOLS): a pool", pool); err != nil {
-			problems = append(problems, err)
-		}
-	}
-	switch s.Replicas {
-	case 0, 1, 3, 5:
-	default:
-		bad("--replicas (STARLING_REPLICAS) is %d: it is 1, 3 or 5", s.Replicas)
-	}
-	if s.AckWait != 0 && s.AckWait < 100*time.Millisecond {
-		bad("--ack-wait (STARLING_ACK_WAIT) is %s: it is at least 100ms, and more than a worker may stall", s.AckWait)
-	}
-	for _, n := range []struct {
-		flag  string
-		value int64
-	}{
-		{"max-jobs", s.MaxJobs},
-		{"max-job-bytes", s.MaxJobBytes},
-		{"max-frame-bytes", s.MaxFrameBytes},
-		{"max-ledger-bytes", s.MaxLedgerBytes},
-		{"max-result-bytes", s.MaxResultBytes},
-	} {
-		if n.value < 0 {
-			bad("--%s is %d: leave it 0 for the default", n.flag, n.value)
-		}
-	}
-	if err := errors.Join(problems...); err != nil {
-		return &usageError{err}
-	}
-	return nil
 }
 
 func (a *app) initCommand() *cobra.Command {
@@ -77,15 +39,22 @@ func (a *app) initCommand() *cobra.Command {
 		Use:   "init",
 		Short: "Create the streams and buckets of a namespace, or declare further pools",
 		Long: `Create every stream, consumer and bucket of the namespace, with an operator's
-rights. It can be repeated: what exists stays, new pools are added.`,
-		Example: "  starling init --replicas 3 --pools default,gpu",
+rights: run it once for a fleet, before its first worker.
+
+It can be repeated while the fleet works. What exists stays, and so does every
+setting whose flag is 0 or left out; pools that are named and not there yet are
+added; no pool is taken away. A flag that is given changes what exists, where
+that is possible: replicas, limits, and the ack wait of the pools that are named.
+A stream that another program made otherwise is an error, and nothing is changed.`,
+		Example: "  starling init\n  starling init --replicas 3 --pools default,gpu\n  starling init --max-jobs 2000000",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := settings.validate(); err != nil {
-				return err
+			cfg := settings.config()
+			if err := cfg.Validate(); err != nil {
+				return err // before anything connects
 			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
-				if err := bus.Init(cmd.Context(), settings.config()); err != nil {
+				if err := bus.Init(cmd.Context(), cfg); err != nil {
 					return err
 				}
 				pools, err := bus.PoolNames(cmd.Context())

@@ -142,7 +142,7 @@ func startMonitoredWorker(t *testing.T, url string) (*monitor, func()) {
 		t.Fatal(err)
 	}
 	cfg.PullExpires = 200 * time.Millisecond
-	staff, err := newStaff(cfg, sandboxSettings{Sandbox: sandboxInProcess}, told, bus, watched, a.logger())
+	staff, err := newStaff(cfg, sandboxSettings{Sandbox: sandboxInProcess}, told, bus, watched, a.logger(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,7 +70,7 @@ deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 		SilenceUsage: true, SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.log.validate() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetFlagErrorFunc(flagError)
 	if err := bind(root.PersistentFlags(), &a.log); err != nil {
 		root.PersistentPreRunE = func(*cobra.Command, []string) error { return err }
 	}
@@ -79,19 +79,26 @@ deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 		a.dispatchCommand(), a.watchCommand(), a.resultCommand(), a.cancelCommand(),
 		a.psCommand(), a.workersCommand(), a.drainCommand(), a.statsCommand(), a.dlqCommand(), a.redeliverCommand(), a.doctorCommand(), a.doorCommand(), a.benchCommand(), a.sandboxCommand(), a.versionCommand(),
 	)
+	root.InitDefaultCompletionCmd() // else it is added after this
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" {
+			cmd.Short = "Write completion for your shell: bash, zsh, fish or powershell"
+			cmd.Args, cmd.RunE = unknownCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
 	return root
 }
 
-// logger writes to stderr: JSON, or text for people.
+// logger writes to stderr: text for people, or JSON.
 func (a *app) logger() *slog.Logger {
 	for _, name := range unknownVariables() {
 		fmt.Fprintf(a.err, "starling: warning: the environment variable %s is not one of Starling's\n", name)
 	}
 	options := &slog.HandlerOptions{Level: a.log.level()}
-	if a.log.LogFormat == "text" {
-		return slog.New(slog.NewTextHandler(a.err, options))
+	if a.log.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(a.err, options))
 	}
-	return slog.New(slog.NewJSONHandler(a.err, options))
+	return slog.New(slog.NewTextHandler(a.err, options))
 }
 
 // quietLogger is logger for a command that says itself what happens: unless the

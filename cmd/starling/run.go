@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"starling/broker"
 	"starling/protocol"
+	"starling/sandbox"
 )
 
 // runFlags are those of `starling run`.
@@ -80,6 +82,9 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := f.check(path, capsule, spawner); err != nil {
+		return err
+	}
 	text, err := a.text(f.taskFlags)
 	if err != nil {
 		return err
@@ -91,7 +96,7 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(store)) }()
-	fleet, err := a.startRun(ctx, f, store)
+	fleet, err := a.startRun(ctx, f, store, capsule)
 	if err != nil {
 		return err
 	}
@@ -110,8 +115,24 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	return a.dispatchAndFollow(ctx, fleet, job, f.json, signals)
 }
 
+// check refuses a module that cannot run as capsule push does. A parent that is to be
+// told hears of it instead, from the worker.
+func (f *runFlags) check(path string, capsule source, spawner *protocol.Spawner) error {
+	if spawner != nil && spawner.HasAddress() {
+		return nil
+	}
+	if n := int64(len(capsule.module)); n > f.sandbox.MaxModuleBytes {
+		return &usageError{fmt.Errorf("capsule %s has %d bytes, and at most %d are compiled: build it without debug information, or raise --max-module-bytes (STARLING_MAX_MODULE_BYTES)",
+			path, n, f.sandbox.MaxModuleBytes)}
+	}
+	if err := sandbox.Check(path, capsule.module); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
 // startRun starts a fleet of one slot that opens no port.
-func (a *app) startRun(ctx context.Context, f *runFlags, store string) (*fleet, error) {
+func (a *app) startRun(ctx context.Context, f *runFlags, store string, capsule source) (*fleet, error) {
 	log := a.quietLogger()
 	f.worker.Slots = 1
 	cfg := fleetConfig{
@@ -128,6 +149,12 @@ func (a *app) startRun(ctx context.Context, f *runFlags, store string) (*fleet, 
 	cfg.worker.PullExpires = 100 * time.Millisecond // its drain is waited for
 	if cfg.completion, err = f.completion.config(log); err != nil {
 		return nil, err
+	}
+	cfg.around = func(g guests) guests {
+		return toldGuests{g, func() func() {
+			return a.unlessQuick("compiling %s (%s) for this host; it is kept in %s for the next run",
+				capsule.manifest.Name, megabytes(len(capsule.module)), cfg.worker.CacheDir)
+		}}
 	}
 	return startFleet(ctx, cfg, log)
 }
@@ -182,6 +209,7 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 			ended = true
 		case <-signals:
 			if interrupts++; interrupts > 1 {
+				fmt.Fprintln(a.err, "starling: stopping at once")
 				fleet.staff.worker.Stop()
 				return errors.Join(<-following, &silentError{exitInterrupted})
 			}
@@ -194,22 +222,33 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 			})
 		}
 	}
-	return a.conclude(ctx, fleet.bus, job, asJSON)
-}
-
-// conclude waits until the parent was told and says how the task ended.
-func (a *app) conclude(ctx context.Context, bus *broker.Bus, job protocol.Job, asJSON bool) error {
-	rec, err := settledRecord(ctx, bus, job)
+	rec, err := settledRecord(ctx, fleet.bus, job)
 	if err != nil {
 		return err
 	}
+	return a.conclude(job, rec, asJSON)
+}
+
+// conclude says how a task that was shown ended, and whether its parent was told.
+func (a *app) conclude(job protocol.Job, rec protocol.Record, asJSON bool) error {
 	if !asJSON {
 		fmt.Fprintln(a.err, endingLine(rec))
+		a.explainEnding(job, rec)
 		if o := rec.Outcome; o.DeliveryError != "" {
 			fmt.Fprintln(a.err, "starling: the parent was not told: "+printable(o.DeliveryError))
 		}
 	}
 	return outcomeError(rec.Status)
+}
+
+// explainEnding says which deadline it was that a job set itself: the ending's words,
+// which the protocol has, tell of the manifest's.
+func (a *app) explainEnding(job protocol.Job, rec protocol.Record) {
+	if c := job.Capabilities; c == nil || c.Limits == nil || c.Limits.DeadlineSeconds == nil ||
+		!strings.HasPrefix(rec.Ending.Message, "capsule execution exceeded its ") || !strings.Contains(rec.Ending.Message, "s deadline ") {
+		return
+	}
+	fmt.Fprintf(a.err, "starling: that deadline, %ds, is this job's own (--capabilities), not murmur.yaml's\n", *job.Capabilities.Limits.DeadlineSeconds)
 }
 
 // settledRecord waits for the record that nothing will change any more: final,

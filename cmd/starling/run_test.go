@@ -78,8 +78,8 @@ func TestRunExitsWithTheOutcome(t *testing.T) {
 		{"a deadline", short, "x", exitTaskFailed, "error (capsule execution exceeded its 1s deadline and was interrupted; " +
 			"raise capabilities.limits.deadline_seconds in murmur.yaml if the capsule legitimately needs longer"},
 		{"a memory limit", limited, "memory 100", exitTaskFailed, "error (capsule execution exceeded its configured resource limits: linear memory growth to "},
-		{"a module without _start", testenv.WAT(t, "nostart"), "x", exitCrashed, "_start"},
-		{"an import that does not exist", testenv.WAT(t, "badimport"), "x", exitCrashed, "import"},
+		{"a module without _start", testenv.WAT(t, "nostart"), "x", exitUsage, "_start"},
+		{"an import that does not exist", testenv.WAT(t, "badimport"), "x", exitUsage, "import"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

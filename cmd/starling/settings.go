@@ -32,7 +32,7 @@ const envPrefix = "STARLING"
 // logSettings are every command's.
 type logSettings struct {
 	LogLevel  string `split_words:"true" default:"info" desc:"least level that is logged: debug, info, warn or error"`
-	LogFormat string `split_words:"true" default:"json" desc:"json or text"`
+	LogFormat string `split_words:"true" desc:"json or text; empty: json for worker, text for the other commands"`
 }
 
 func (l logSettings) validate() error {
@@ -41,7 +41,7 @@ func (l logSettings) validate() error {
 	if err != nil {
 		err = fmt.Errorf("STARLING_LOG_LEVEL (--log-level) is %q: it is debug, info, warn or error", l.LogLevel)
 	}
-	if l.LogFormat != "json" && l.LogFormat != "text" {
+	if l.LogFormat != "" && l.LogFormat != "json" && l.LogFormat != "text" {
 		err = errors.Join(err, fmt.Errorf("STARLING_LOG_FORMAT (--log-format) is %q: it is json or text", l.LogFormat))
 	}
 	if err != nil {
@@ -84,9 +84,15 @@ func (s busSettings) config(name string, log *slog.Logger) broker.Config {
 
 // busNames are the settings of the fields of a [broker.Config], for its errors.
 func busNames() map[string]string {
-	fields := map[string]string{"STARLING_CREDS": "CredsFile", "STARLING_NKEY": "NKeyFile", "STARLING_TLS_CA": "TLSCA"}
+	return namesOf(&busSettings{}, map[string]string{"STARLING_CREDS": "CredsFile", "STARLING_NKEY": "NKeyFile", "STARLING_TLS_CA": "TLSCA"})
+}
+
+// namesOf are what the user of a group calls the fields of the configuration that is
+// made of it. A field of another name than its setting's stands in fields, by
+// variable.
+func namesOf(group any, fields map[string]string) map[string]string {
 	names := map[string]string{}
-	for _, s := range settingsOf(&busSettings{}) {
+	for _, s := range settingsOf(group) {
 		name := s.variable
 		if s.flag != "" {
 			name = "--" + s.flag + " (" + s.variable + ")"
@@ -334,13 +340,36 @@ func bind(flags *pflag.FlagSet, group any) error {
 	return nil
 }
 
-// variableError words a variable that cannot be read, without its value.
+// variableError words a variable that cannot be read. Secrets are texts, which can
+// always be read: no error holds one.
 func variableError(err error) error {
 	var parse *envconfig.ParseError
-	if errors.As(err, &parse) {
+	if !errors.As(err, &parse) {
+		return err
+	}
+	kind := map[string]string{
+		"bool": "true or false", "int": "a whole number", "int64": "a whole number",
+		"time.Duration": "a duration, such as 30s or 5m",
+	}[parse.TypeName]
+	if kind == "" {
 		return fmt.Errorf("%s cannot be read: it is of type %s", parse.KeyName, parse.TypeName)
 	}
-	return err
+	return fmt.Errorf("%s is %q: it is %s", parse.KeyName, parse.Value, kind)
+}
+
+// flagError words a flag's value that cannot be read, as variableError does.
+func flagError(_ *cobra.Command, err error) error {
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		flag := invalid.GetFlag()
+		kind := map[string]string{
+			"bool": "true or false", "int": "a whole number", "int64": "a whole number", "duration": "a duration, such as 30s or 5m",
+		}[flag.Value.Type()]
+		if kind != "" {
+			err = fmt.Errorf("--%s is %q: it is %s", flag.Name, invalid.GetValue(), kind)
+		}
+	}
+	return &usageError{err}
 }
 
 // bindAll adds groups to a command; the first error stops the command before

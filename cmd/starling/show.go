@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
@@ -326,12 +328,28 @@ func toolEnd(f *protocol.ReceivedFrame) string {
 	return word + ": " + first
 }
 
-// endingLine is the last line about a task.
+// endingLine is the last line about a task, and where its files are.
 func endingLine(rec protocol.Record) string {
 	o := rec.Outcome
 	line := fmt.Sprintf("%s: %s (%s, %d ms)", rec.DelegationID, o.Status, cell(rec.Ending.Message), o.DurationMS)
 	if o.Workdir != "" {
-		line += "\nworkdir: " + cell(o.Workdir)
+		line += "\nworkdir: " + cell(o.Workdir) + stderrLine(o)
 	}
 	return line
+}
+
+// stderrLine says where the whole standard error of a task that did not end well is:
+// the error has one line of it, and a program that panics writes many.
+func stderrLine(o *protocol.Outcome) string {
+	if o.Status != protocol.StatusError && o.Status != protocol.StatusCrashed || !filepath.IsAbs(o.Workdir) {
+		return ""
+	}
+	file := filepath.Join(filepath.Dir(filepath.Clean(o.Workdir)), "stderr.log")
+	if _, err := os.Stat(file); err == nil {
+		return "\nstderr: " + cell(file)
+	}
+	if _, err := os.Stat(o.Workdir); err == nil || o.WorkerID == "" {
+		return "" // it wrote none, or no worker is known
+	}
+	return fmt.Sprintf("\nstderr: %s, on the host of %s, if it wrote any", cell(file), cell(string(o.WorkerID)))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -16,8 +17,12 @@ import (
 	"starling/protocol"
 )
 
-// maxModuleFileBytes bounds a module that is read from disk.
-const maxModuleFileBytes = 256 << 20
+const (
+	// maxModuleFileBytes bounds a module that is read from disk.
+	maxModuleFileBytes = 256 << 20
+	// maxManifestBytes bounds a manifest: the index of capsules takes no larger one.
+	maxManifestBytes = 64 << 10
+)
 
 // source is a capsule as its author has it.
 type source struct {
@@ -39,7 +44,7 @@ func (b *bare) bind(cmd *cobra.Command) {
 
 // capsuleAt is readSource that warns of what the manifest says in vain.
 func (a *app) capsuleAt(ctx context.Context, path string, as bare) (source, error) {
-	s, err := readSource(ctx, path, as)
+	s, err := a.readSource(ctx, path, as)
 	for _, warning := range s.warnings {
 		fmt.Fprintf(a.err, "starling: warning: %s: %s\n", protocol.ManifestFile, warning)
 	}
@@ -49,7 +54,7 @@ func (a *app) capsuleAt(ctx context.Context, path string, as bare) (source, erro
 // readSource reads a capsule: a .wasm file with or without a murmur.yaml beside
 // it, or a directory that holds one .wasm file, or the source of a Go command,
 // which is built for wasip1 with the go command.
-func readSource(ctx context.Context, path string, as bare) (source, error) {
+func (a *app) readSource(ctx context.Context, path string, as bare) (source, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return source{}, &usageError{fmt.Errorf("capsule %s: %w", path, unwrapPath(err))}
@@ -60,19 +65,19 @@ func readSource(ctx context.Context, path string, as bare) (source, error) {
 	}
 	var s source
 	if file == "" {
-		if s.module, file, err = moduleIn(ctx, dir); err != nil {
+		if s.module, file, err = a.moduleIn(ctx, dir); err != nil {
 			return source{}, err
 		}
 	} else if s.module, err = readModule(file); err != nil {
 		return source{}, err
 	}
-	manifest, err := os.ReadFile(filepath.Join(dir, protocol.ManifestFile))
+	manifest, err := readManifest(filepath.Join(dir, protocol.ManifestFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		s.manifest = bareManifest(file, as)
 		err = s.manifest.Validate()
 	case err != nil:
-		return source{}, &usageError{err}
+		return source{}, &usageError{fmt.Errorf("capsule %s: %w", path, err)}
 	case as.name != "" || as.version != "":
 		return source{}, &usageError{fmt.Errorf("capsule %s has a %s, which says its name and version: --name and --capsule-version are for one without", path, protocol.ManifestFile)}
 	default:
@@ -104,7 +109,7 @@ func bareManifest(file string, as bare) protocol.Manifest {
 }
 
 // moduleIn finds, or builds, the one module of a directory.
-func moduleIn(ctx context.Context, dir string) (module []byte, file string, err error) {
+func (a *app) moduleIn(ctx context.Context, dir string) (module []byte, file string, err error) {
 	found, err := filepath.Glob(filepath.Join(dir, "*.wasm"))
 	if err != nil {
 		return nil, "", &usageError{err}
@@ -119,6 +124,7 @@ func moduleIn(ctx context.Context, dir string) (module []byte, file string, err 
 			if err != nil {
 				return nil, "", err
 			}
+			defer a.unlessQuick("building %s with the go command", dir)()
 			module, err = buildGo(ctx, abs)
 			return module, filepath.Base(abs) + ".wasm", err
 		}
@@ -128,22 +134,58 @@ func moduleIn(ctx context.Context, dir string) (module []byte, file string, err 
 	}
 }
 
+// readManifest reads a murmur.yaml.
+func readManifest(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // only read
+	data, err := io.ReadAll(io.LimitReader(f, maxManifestBytes+1))
+	if err == nil && len(data) > maxManifestBytes {
+		err = fmt.Errorf("%s has more than %d bytes: keep what is no setting out of it", protocol.ManifestFile, maxManifestBytes)
+	}
+	return data, err
+}
+
+// readModule reads a module, which may come through a pipe.
 func readModule(file string) ([]byte, error) {
-	info, err := os.Stat(file)
+	bad := func(err error) ([]byte, error) {
+		return nil, &usageError{fmt.Errorf("capsule %s: %w", file, err)}
+	}
+	f, err := os.Open(file)
 	if err != nil {
-		return nil, &usageError{fmt.Errorf("capsule %s: %w", file, unwrapPath(err))}
+		return bad(unwrapPath(err))
 	}
-	if info.Size() > maxModuleFileBytes {
-		return nil, &usageError{fmt.Errorf("capsule %s: it has %d bytes, at most %d", file, info.Size(), maxModuleFileBytes)}
+	defer func() { _ = f.Close() }() // only read
+	beginning := make([]byte, 512)
+	n, err := io.ReadFull(f, beginning)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+		return bad(unwrapPath(err))
 	}
-	module, err := os.ReadFile(file)
+	beginning = beginning[:n]
+	switch {
+	case bytes.HasPrefix(beginning, []byte("\x00asm")):
+	case isWasmText(file, beginning):
+		return bad(errors.New("it is WebAssembly's text format: compile it first, with wat2wasm (wabt) or `wasm-tools parse -o FILE.wasm`"))
+	case filepath.Ext(file) == ".go":
+		return bad(errors.New("it is no WebAssembly: it does not begin with \\0asm; name the directory of Go source, and it is built"))
+	default:
+		return bad(errors.New("it is no WebAssembly: it does not begin with \\0asm"))
+	}
+	module, err := io.ReadAll(io.MultiReader(bytes.NewReader(beginning), io.LimitReader(f, maxModuleFileBytes)))
 	if err != nil {
-		return nil, &usageError{fmt.Errorf("capsule %s: %w", file, unwrapPath(err))}
+		return bad(unwrapPath(err))
 	}
-	if !bytes.HasPrefix(module, []byte("\x00asm")) {
-		return nil, &usageError{fmt.Errorf("capsule %s: it is no WebAssembly: it does not begin with \\0asm", file)}
+	if len(module) > maxModuleFileBytes {
+		return bad(fmt.Errorf("it has more than %d bytes: build it without debug information", maxModuleFileBytes))
 	}
 	return module, nil
+}
+
+// isWasmText reports whether a file is a module's text.
+func isWasmText(file string, beginning []byte) bool {
+	return filepath.Ext(file) == ".wat" || bytes.HasPrefix(bytes.TrimSpace(beginning), []byte("(module"))
 }
 
 // buildGo builds a Go command as a WASI preview 1 module.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,9 +19,11 @@ type taskFlags struct {
 	env  []string
 
 	capabilities string
+	given        func(flag string) bool
 }
 
 func (t *taskFlags) bind(cmd *cobra.Command) {
+	t.given = cmd.Flags().Changed
 	cmd.Flags().StringVarP(&t.task, "task", "t", "", "the task's text; without it, or as -, it is read from standard input")
 	cmd.Flags().StringArrayVarP(&t.env, "env", "e", nil, "NAME=VALUE for the capsule, if its manifest allows the name; repeatable")
 	cmd.Flags().StringVar(&t.capabilities, "capabilities", "",
@@ -55,8 +58,11 @@ func (t taskFlags) narrowed() (*protocol.JobCapabilities, error) {
 			return nil, &usageError{fmt.Errorf("--capabilities %s: %w", t.capabilities, unwrapPath(err))}
 		}
 	}
-	if t.capabilities == "" {
+	if !t.given("capabilities") {
 		return nil, nil
+	}
+	if len(bytes.TrimSpace(text)) == 0 {
+		return nil, &usageError{errors.New(`--capabilities is empty, and no JSON: {} narrows nothing, {"env":{"allow":[]}} takes all of the environment; leave the flag out to grant what the manifest asks for`)}
 	}
 	c, err := protocol.ParseJobCapabilities(text)
 	if err != nil {

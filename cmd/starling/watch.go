@@ -79,19 +79,23 @@ func (a *app) watch(ctx context.Context, bus *broker.Bus, ref delegationRef, liv
 	if err != nil {
 		return interrupted(ctx, err)
 	}
-	if last != nil && !asJSON {
-		fmt.Fprintf(a.err, "%s: %s\n", task, cell(last.Text))
-	}
-	return a.ended(ctx, bus, entry, last)
+	return a.ended(ctx, bus, entry, last, asJSON)
 }
 
-// ended is the exit status of a task that was watched to its end: its record's,
-// which was written before the last frame, or, without one, what that frame says.
-func (a *app) ended(ctx context.Context, bus *broker.Bus, entry broker.Entry, last *protocol.ReceivedFrame) error {
+// ended says how a task that was watched ended, in the line that dispatch says too,
+// and gives the exit status: its record's, which was written before the last frame,
+// or, without one, what that frame says.
+func (a *app) ended(ctx context.Context, bus *broker.Bus, entry broker.Entry, last *protocol.ReceivedFrame, asJSON bool) error {
+	say := func(line string) {
+		if !asJSON {
+			fmt.Fprintln(a.err, line)
+		}
+	}
 	if rec := entry.Record; rec.DelegationID != "" {
 		for deadline := time.Now().Add(recordPatience); ; {
 			now, err := bus.ReadRecord(ctx, rec.Spawner.SessionID, rec.DelegationID, 0)
 			if err == nil && now.Record.Status.Final() {
+				say(endingLine(now.Record))
 				return outcomeError(now.Record.Status)
 			}
 			if err != nil || time.Now().After(deadline) {
@@ -102,6 +106,7 @@ func (a *app) ended(ctx context.Context, bus *broker.Bus, entry broker.Entry, la
 	if last == nil {
 		return nil
 	}
+	say(fmt.Sprintf("%s: %s", last.TaskID, cell(last.Text)))
 	switch last.State {
 	case a2a.TaskStateCompleted:
 		return nil

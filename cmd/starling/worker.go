@@ -39,6 +39,9 @@ func (a *app) work(
 	ctx context.Context, buses busSettings, pool poolSettings, settings workerSettings, where sandboxSettings,
 	told completionSettings, watched monitorSettings,
 ) (err error) {
+	if a.log.LogFormat == "" {
+		a.log.LogFormat = "json"
+	}
 	log := a.logger()
 	if err := where.validate(); err != nil {
 		return err
@@ -71,7 +74,7 @@ func (a *app) work(
 		return err
 	}
 	all.add(bus.Close)
-	staff, err := newStaff(cfg, where, completions, bus, monitor, log)
+	staff, err := newStaff(cfg, where, completions, bus, monitor, log, nil)
 	if err != nil {
 		return err
 	}
@@ -80,15 +83,15 @@ func (a *app) work(
 	defer restore()
 	done := make(chan error, 1)
 	go func() { done <- staff.worker.Run(ctx, nil) }()
-	stop := staff.worker.Drain
+	stop, meaning := staff.worker.Drain, "drain; a second one hands running tasks back at once"
 	for {
 		select {
 		case err := <-done:
 			return err
 		case sig := <-signals:
-			log.Info("signal", "signal", sig.String())
+			log.Info("signal", "signal", sig.String(), "meaning", meaning)
 			stop()
-			stop = staff.worker.Stop // what a second signal means
+			stop, meaning = staff.worker.Stop, "hand everything back at once" // what a second one means
 		}
 	}
 }
