@@ -71,7 +71,7 @@ func findRecord(ctx context.Context, bus *broker.Bus, ref delegationRef) (broker
 			continue // another's
 		}
 		if err != nil {
-			return broker.Entry{}, err
+			return broker.Entry{}, ifDenied(err, true, "by its id alone it is looked for in the whole ledger: name it SESSION.DELEGATION, as dispatch printed it")
 		}
 		if ref.delegation != "" && rec.DelegationID == ref.delegation || ref.task != "" && rec.TaskID == ref.task {
 			return bus.ReadRecord(ctx, rec.Spawner.SessionID, rec.DelegationID, 0)

@@ -134,7 +134,7 @@ func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, j
 		return fmt.Errorf("%w (--session %s --delegation %s)", err, job.Spawner.SessionID, job.DelegationID)
 	}
 	if err != nil {
-		return err
+		return ifDenied(err, f.session == "", "a user that is one parent's has a session of its own: name it with --session")
 	}
 	if done.Existing {
 		fmt.Fprintf(a.err, "starling: %s was dispatched before, at %s: it stays one delegation, with the task of that dispatch\n",

@@ -150,3 +150,12 @@ func explain(err error) string {
 	}
 	return err.Error()
 }
+
+// ifDenied adds what a user with narrow rights may have left out to an error of the
+// bus's permissions.
+func ifDenied(err error, leftOut bool, hint string) error {
+	if !leftOut || !errors.Is(err, broker.ErrDenied) {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, hint)
+}

@@ -55,7 +55,7 @@ func (a *app) watch(ctx context.Context, bus *broker.Bus, ref delegationRef, liv
 	var err error
 	if task == "" {
 		if entry, err = findRecord(ctx, bus, ref); err != nil {
-			return err
+			return ifDenied(err, true, "an observer watches by the task id (tsk_…), without the ledger")
 		}
 		task = entry.Record.TaskID
 		if live && entry.Record.Status.Final() {

@@ -87,7 +87,7 @@ func (a *app) work(
 	for {
 		select {
 		case err := <-done:
-			return err
+			return ifDenied(err, settings.WorkerID == "", "a user that is one worker's has its id: name it with --worker-id (STARLING_WORKER_ID)")
 		case sig := <-signals:
 			log.Info("signal", "signal", sig.String(), "meaning", meaning)
 			stop()
