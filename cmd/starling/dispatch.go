@@ -161,8 +161,9 @@ func (a *app) attend(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job
 	if f.follow {
 		err = a.followed(inTime, bus, job, f.json)
 	}
+	ended := rec
 	if err == nil {
-		rec, err = settledRecord(inTime, bus, job)
+		ended, err = settledRecord(inTime, bus, job)
 	}
 	switch {
 	case err == nil:
@@ -175,10 +176,10 @@ func (a *app) attend(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job
 		return err
 	}
 	if f.follow {
-		return a.conclude(job, rec, f.json)
+		return a.conclude(job, ended, f.json)
 	}
-	a.explainEnding(job, rec)
-	return errors.Join(a.printRecord(rec, f.json), outcomeError(rec.Status))
+	a.explainEnding(job, ended)
+	return errors.Join(a.printRecord(ended, f.json), outcomeError(ended.Status))
 }
 
 // followed shows a task to its end.

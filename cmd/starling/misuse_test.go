@@ -2,8 +2,28 @@ package main
 
 import (
 	"os"
+	"strings"
 	"testing"
+
+	"starling/testenv"
 )
+
+// laughs is a manifest that is billions of words once its aliases are written out.
+const laughs = `a: &a [l, l, l, l, l, l, l, l, l]
+b: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]
+c: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b]
+d: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c]
+e: &e [*d, *d, *d, *d, *d, *d, *d, *d, *d]
+f: &f [*e, *e, *e, *e, *e, *e, *e, *e, *e]
+g: &g [*f, *f, *f, *f, *f, *f, *f, *f, *f]
+name: x
+version: 1.0.0
+`
+
+func bigManifest(t *testing.T) string {
+	t.Helper()
+	return capsuleDir(t, testenv.WAT(t, "noop"), "name: x\nversion: 1.0.0\n#"+strings.Repeat("x", 64<<10))
+}
 
 // TestWhatWouldBeIgnoredIsRefused: an argument that could not have its effect is
 // wrong usage, before anything connects.
@@ -34,6 +54,43 @@ func TestWhatWouldBeIgnoredIsRefused(t *testing.T) {
 		"a file that is no module": {
 			[]string{"run", "main.go", "--task", "x"}, []string{"main.go", "no WebAssembly"},
 		},
+		"no capabilities at all": {
+			[]string{"dispatch", "hello@1.0.0", "--task", "x", "--capabilities", ""}, []string{"--capabilities is empty", "{}"},
+		},
+		"a module's text": {
+			[]string{"run", "../../testenv/testdata/capsules/spin.wat", "--task", "x"}, []string{"text format", "wat2wasm"},
+		},
+		"a file without an end": {
+			[]string{"run", "/dev/zero", "--task", "x"}, []string{"/dev/zero", "no WebAssembly"},
+		},
+		"a manifest without an end": {
+			[]string{"run", bigManifest(t), "--task", "x"}, []string{"murmur.yaml has more than 65536 bytes"},
+		},
+		"a manifest that grows": {
+			[]string{"capsule", "push", capsuleDir(t, testenv.WAT(t, "noop"), laughs)}, []string{"manifest", "excessive aliasing"},
+		},
+		"a module that is too large": {
+			[]string{"run", agent(t, "text"), "--task", "x", "--max-module-bytes", "1000"}, []string{"at most 1000", "STARLING_MAX_MODULE_BYTES"},
+		},
+		"a door of dev without a port": {
+			[]string{"dev", "--door-listen", "foo"}, []string{"--door-listen", "HOST:PORT"},
+		},
+		"completion for a shell that has none": {
+			[]string{"completion", "tcsh"}, []string{`"tcsh"`, "bash", "zsh"},
+		},
+		"a delegation with two dots": {
+			[]string{"cancel", "bad..id"}, []string{`"bad..id" names no delegation`, `".id"`},
+		},
+		"slots that are no number": {
+			[]string{"worker", "--slots", "abc"}, []string{`--slots is "abc"`, "a whole number"},
+		},
+		"a time that is none": {
+			[]string{"worker", "--retention", "3"}, []string{`--retention is "3"`, "30s"},
+		},
+		"pools and limits that cannot be": {
+			[]string{"init", "--pools", "a.b", "--replicas", "2", "--ack-wait", "1ms", "--max-jobs", "-1"},
+			[]string{"--pools (STARLING_POOLS)", "--replicas (STARLING_REPLICAS) is 2", "--ack-wait (STARLING_ACK_WAIT)", "--max-jobs (STARLING_MAX_JOBS)"},
+		},
 		"a listen address without a port": {
 			[]string{"door", "--listen", "nonsense"}, []string{"--listen", "HOST:PORT"},
 		},
@@ -45,6 +102,24 @@ func TestWhatWouldBeIgnoredIsRefused(t *testing.T) {
 				t.Errorf("status %d, want %d\n%s", got.status, exitUsage, got.err)
 			}
 			contains(t, "stderr", got.err, c.says...)
+		})
+	}
+}
+
+// TestAVariableThatCannotBeReadIsNamed with what it is and what it should be.
+func TestAVariableThatCannotBeReadIsNamed(t *testing.T) {
+	for _, c := range []struct{ variable, value, wants string }{
+		{"STARLING_SLOTS", "abc", "a whole number"},
+		{"STARLING_RETENTION", "soon", "a duration"},
+		{"STARLING_TLS_FIRST", "maybe", "true or false"},
+	} {
+		t.Run(c.variable, func(t *testing.T) {
+			t.Setenv(c.variable, c.value)
+			got := starling(t, "", "worker")
+			if got.status != exitUsage {
+				t.Errorf("status %d, want %d", got.status, exitUsage)
+			}
+			contains(t, "stderr", got.err, c.variable+` is "`+c.value+`": it is `+c.wants)
 		})
 	}
 }

@@ -28,6 +28,20 @@ const killerWAT = `(module
     (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
     (loop $forever (br $forever))))`
 
+// killer is killerWAT as a file.
+func killer(t *testing.T) string {
+	t.Helper()
+	module, err := wasmtime.Wat2Wasm(killerWAT)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "killer.wasm")
+	if err := os.WriteFile(path, module, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // lonely is a worker as a process, with guests in it.
 func lonely(t *testing.T, url, id string, args ...string) *exec.Cmd {
 	t.Helper()
@@ -86,15 +100,7 @@ func TestAJobThatKillsItsWorkerEachTime(t *testing.T) {
 	s := testenv.NATS(t)
 	o := operator{t, s.URL()}
 	o.must("init", "--pools", "default,far", "--ack-wait", "2s")
-	module, err := wasmtime.Wat2Wasm(killerWAT)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "killer.wasm")
-	if err := os.WriteFile(path, module, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	o.must("capsule", "push", path, "--name", "killer", "--capsule-version", "1")
+	o.must("capsule", "push", killer(t), "--name", "killer", "--capsule-version", "1")
 	o.must("capsule", "push", agent(t, protocol.OutputText))
 	bus, err := broker.Connect(t.Context(), broker.Config{URL: s.URL()})
 	if err != nil {
