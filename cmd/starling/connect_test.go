@@ -319,28 +319,14 @@ func everyCommand(t *testing.T, a access, capsule string, flags []string) {
 // returned function does so.
 func employ(t *testing.T, a access, flags []string) (dismiss func()) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
 	var said output
-	worker := exec.Command(self, append([]string{
-		"worker", "--sandbox", "inprocess", "--work-root", filepath.Join(dir, "work"), "--cache-dir", testenv.CompiledCache(t),
-	}, flags...)...)
-	worker.Env, worker.Stdout, worker.Stderr = append(os.Environ(), asProgram+"=1"), &said, &said
-	if err := worker.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = worker.Process.Kill() }) // it has ended, unless the test failed
+	worker := startWorkerProcess(t, exec.Command, "", filepath.Join(t.TempDir(), "work"), &said,
+		append([]string{"--sandbox", "inprocess", "--log-level", "info"}, flags...)...)
 	return func() {
 		testenv.EventuallyTrue(t, 30*time.Second, "a job is settled", func() bool { return strings.Contains(said.String(), `"job settled"`) })
-		for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
-			if err := worker.Process.Signal(sig); err != nil {
-				t.Error(err)
-			}
-		}
-		if err := worker.Wait(); err != nil {
+		worker.signal(t, syscall.SIGTERM)
+		worker.signal(t, syscall.SIGINT)
+		if err := worker.ended(t); err != nil {
 			t.Errorf("worker: %v\n%s", err, said.String())
 		}
 		a.hidden(t, "worker", result{err: said.String()})

@@ -43,30 +43,16 @@ func killer(t *testing.T) string {
 }
 
 // lonely is a worker as a process, with guests in it.
-func lonely(t *testing.T, url, id string, args ...string) *exec.Cmd {
+func lonely(t *testing.T, url, id string, args ...string) *workerProcess {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	worker := exec.Command(self, append([]string{
-		"worker", "--url", url, "--worker-id", id, "--sandbox", "inprocess", "--slots", "1",
-		"--work-root", filepath.Join(t.TempDir(), "work"), "--cache-dir", testenv.CompiledCache(t),
-	}, args...)...)
-	worker.Env = append(os.Environ(), asProgram+"=1")
 	var said output
-	worker.Stderr = &said
-	if err := worker.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = worker.Process.Kill() // it may have ended
-		_ = worker.Wait()
+	t.Cleanup(func() { // after it was killed
 		if t.Failed() {
 			t.Logf("%s said:\n%s", id, said.String())
 		}
 	})
-	return worker
+	return startWorkerProcess(t, exec.Command, url, filepath.Join(t.TempDir(), "work"), &said,
+		append([]string{"--worker-id", id, "--sandbox", "inprocess", "--slots", "1", "--log-level", "info"}, args...)...)
 }
 
 // saysInAttempt waits for a frame of an attempt with that text.
@@ -116,10 +102,7 @@ func TestAJobThatKillsItsWorkerEachTime(t *testing.T) {
 	for i, id := range ids {
 		worker := lonely(t, s.URL(), id)
 		saysInAttempt(t, bus, rec.TaskID, i+1, "ready")
-		if err := worker.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		_ = worker.Wait() // killed
+		worker.kill(t)
 	}
 	lonely(t, s.URL(), "wrk_last")
 	testenv.Eventually(t, 60*time.Second, func() error {

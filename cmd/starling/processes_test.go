@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -157,83 +156,6 @@ func (f *processFleet) emptied(t *testing.T, within time.Duration, jobs []protoc
 		}
 		return nil
 	})
-}
-
-// workerProcess is a worker in a process of its own.
-type workerProcess struct {
-	command *exec.Cmd
-	done    chan error // holds how it ended
-}
-
-func startWorkerProcess(t *testing.T, command func(string, ...string) *exec.Cmd, url, dir string, log *os.File, args ...string) *workerProcess {
-	t.Helper()
-	return startProcess(t, workerCommand(t, command, url, dir, log, args...))
-}
-
-// workerCommand is a worker that does not run yet, made by command: on this host
-// by [exec.Command].
-func workerCommand(t *testing.T, command func(string, ...string) *exec.Cmd, url, dir string, log *os.File, args ...string) *exec.Cmd {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	process := command(self, append([]string{
-		"worker", "--url", url, "--work-root", dir, "--cache-dir", testenv.CompiledCache(t), "--log-level", "warn",
-	}, args...)...)
-	process.Env = append(os.Environ(), asProgram+"=1")
-	process.Stderr = log
-	return process
-}
-
-func startProcess(t *testing.T, process *exec.Cmd) *workerProcess {
-	t.Helper()
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
-	w := &workerProcess{command: process, done: make(chan error, 1)}
-	go func() { w.done <- process.Wait() }()
-	t.Cleanup(func() { w.kill(t) })
-	return w
-}
-
-// kill ends the process with SIGKILL and waits until it is gone. Idempotent.
-func (w *workerProcess) kill(t *testing.T) {
-	t.Helper()
-	_ = w.command.Process.Kill() // it may have ended
-	w.ended(t)
-}
-
-func (w *workerProcess) signal(t *testing.T, s syscall.Signal) {
-	t.Helper()
-	if err := w.command.Process.Signal(s); err != nil {
-		t.Errorf("signal %s: %v", s, err)
-	}
-}
-
-// ended waits until the worker has ended and says how.
-func (w *workerProcess) ended(t *testing.T) error {
-	t.Helper()
-	select {
-	case err := <-w.done:
-		w.done <- err
-		return err
-	case <-time.After(90 * time.Second):
-		t.Error("a worker does not end")
-		return nil
-	}
-}
-
-// exitCode is a program's exit status; err is of [workerProcess.ended].
-func exitCode(err error) int {
-	var exit *exec.ExitError
-	switch {
-	case err == nil:
-		return exitOK
-	case errors.As(err, &exit):
-		return exit.ExitCode()
-	}
-	return -1
 }
 
 // memory is what the worker has in memory, in bytes.
