@@ -253,6 +253,8 @@ func (b *Bus) RemoveCapsule(ctx context.Context, name, version string) error {
 func (b *Bus) userOf(ctx context.Context, digest protocol.Digest, key string) (string, error) {
 	for entry, err := range b.Capsules(ctx) {
 		switch {
+		case errors.Is(err, protocol.ErrCapsuleEntry):
+			continue // nobody can run it, so it keeps no module
 		case err != nil:
 			return "", err
 		case entry.Digest == digest && protocol.CapsuleKey(entry.Manifest.Name, entry.Manifest.Version) != key:

@@ -185,3 +185,12 @@ func (o *frameOrder) finish(attempt, seq int) []WatchEvent {
 	}
 	return o.skip(events, seq-1)
 }
+
+// FramesStored reports whether the bus still has any frame of a task, by its leader's
+// word. It needs an observer's rights.
+func (b *Bus) FramesStored(ctx context.Context, task protocol.TaskID) (bool, error) {
+	if err := protocol.ValidateName("task_id", string(task)); err != nil {
+		return false, err
+	}
+	return b.led(ctx, b.ns.TasksStream(), b.ns.TaskSubject(task))
+}

@@ -115,14 +115,18 @@ type CapsuleEntry struct {
 	PushedAt Time     `json:"pushed_at,omitzero"`
 }
 
-// ParseCapsuleEntry reads and validates an entry of the index.
+// ErrCapsuleEntry says that an entry of the index cannot be read.
+var ErrCapsuleEntry = errors.New("bad entry of the capsule index")
+
+// ParseCapsuleEntry reads and validates an entry of the index. Its errors are
+// [ErrCapsuleEntry].
 func ParseCapsuleEntry(data []byte) (CapsuleEntry, error) {
 	e := CapsuleEntry{Manifest: DefaultManifest("", "")}
 	if err := unmarshalExact(data, &e); err != nil {
-		return CapsuleEntry{}, fmt.Errorf("capsule index: %w", err)
+		return CapsuleEntry{}, fmt.Errorf("%w: %w", ErrCapsuleEntry, err)
 	}
 	if err := errors.Join(e.Digest.Validate(), e.Manifest.Validate()); err != nil {
-		return CapsuleEntry{}, fmt.Errorf("capsule index: %w", err)
+		return CapsuleEntry{}, fmt.Errorf("%w: %w", ErrCapsuleEntry, err)
 	}
 	return e, nil
 }

@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -80,25 +80,28 @@ func (a *app) capsuleList() *cobra.Command {
 }
 
 func (a *app) listCapsules(ctx context.Context, bus *broker.Bus, asJSON bool) error {
-	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	var table *table
 	if !asJSON {
-		fmt.Fprintln(table, "CAPSULE\tDIGEST\tBYTES\tOUTPUT\tAGE\tDESCRIPTION")
+		table = newTable(a.out, "CAPSULE", "DIGEST", "BYTES", "OUTPUT", "AGE", "DESCRIPTION")
 	}
 	for entry, err := range bus.Capsules(ctx) {
+		if errors.Is(err, protocol.ErrCapsuleEntry) {
+			fmt.Fprintf(a.err, "starling: warning: %s\n", shortened(cell(err.Error()), maxLastColumn))
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			if err := a.printJSON(entry); err != nil {
-				return err
-			}
-			continue
+		if m := entry.Manifest; !asJSON {
+			table.row(m.Name+"@"+m.Version, entry.Digest[:19], entry.Size, m.Output, age(entry.PushedAt), m.Description)
+		} else if err := a.printJSON(entry); err != nil {
+			return err
 		}
-		m := entry.Manifest
-		fmt.Fprintf(table, "%s@%s\t%s\t%d\t%s\t%s\t%s\n", m.Name, m.Version, entry.Digest[:19], entry.Size, m.Output,
-			age(entry.PushedAt), cell(m.Description))
 	}
-	return table.Flush()
+	if asJSON {
+		return nil
+	}
+	return table.flush()
 }
 
 func (a *app) capsuleInspect() *cobra.Command {

@@ -82,3 +82,13 @@ func findRecord(ctx context.Context, bus *broker.Bus, ref delegationRef) (broker
 
 // printJSON writes one object on one line.
 func (a *app) printJSON(v any) error { return json.NewEncoder(jsonWriter{a.out}).Encode(v) }
+
+// printLines writes one object a line.
+func printLines[T any](a *app, values []T) error {
+	for _, v := range values {
+		if err := a.printJSON(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -71,25 +70,25 @@ func (a *app) dlqList() *cobra.Command {
 }
 
 func (a *app) listLetters(ctx context.Context, bus *broker.Bus, pool string, asJSON bool) error {
-	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	var table *table
 	if !asJSON {
-		fmt.Fprintln(table, "TASK\tPOOL\tAGE\tREASON\tCAPSULE\tDETAIL")
+		table = newTable(a.out, "TASK", "POOL", "AGE", "REASON", "CAPSULE", "DETAIL")
 	}
 	for l, err := range bus.DeadLetters(ctx, pool) {
 		if err != nil {
 			return err
 		}
 		shown := asLetter(l)
-		if asJSON {
-			if err := a.printJSON(shown); err != nil {
-				return err
-			}
-			continue
+		if !asJSON {
+			table.row(shown.TaskID, shown.Pool, age(shown.At), shown.Reason, shown.Capsule, shown.Detail)
+		} else if err := a.printJSON(shown); err != nil {
+			return err
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", cell(string(shown.TaskID)), cell(shown.Pool), age(shown.At), cell(string(shown.Reason)),
-			dash(shown.Capsule), cell(shown.Detail))
 	}
-	return table.Flush()
+	if asJSON {
+		return nil
+	}
+	return table.flush()
 }
 
 // letterCommand is a command about the dead letters of one task.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,33 +69,23 @@ func (a *app) ps(ctx context.Context, bus *broker.Bus, f psFlags) error {
 	slices.SortStableFunc(listed, func(a, b protocol.Record) int {
 		return cmp.Or(a.SubmittedAt.Std().Compare(b.SubmittedAt.Std()), cmp.Compare(a.DelegationID, b.DelegationID))
 	})
-	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	listed = slices.DeleteFunc(listed, func(rec protocol.Record) bool { return f.undelivered && told(rec, queued) == "-" })
+	if f.json {
+		return printLines(a, listed)
+	}
 	last := "WORKER"
 	if f.undelivered {
 		last = "WHY"
 	}
-	if !f.json {
-		fmt.Fprintln(table, "DELEGATION\tCAPSULE\tPOOL\tLANE\tSTATUS\tTRY\tAGE\tTOLD\t"+last)
-	}
+	table := newTable(a.out, "DELEGATION", "CAPSULE", "POOL", "LANE", "STATUS", "TRY", "AGE", "TOLD", last)
 	for _, rec := range listed {
-		t := told(rec, queued)
-		if f.undelivered && t == "-" {
-			continue
-		}
-		if f.json {
-			if err := a.printJSON(rec); err != nil {
-				return err
-			}
-			continue
-		}
-		why := dash(string(rec.WorkerID))
+		why := string(rec.WorkerID)
 		if f.undelivered {
-			why = dash(cell(rec.Outcome.DeliveryError))
+			why = rec.Outcome.DeliveryError
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", rec.DelegationID, cell(rec.Capsule.String()), cell(rec.Pool), cell(string(rec.Lane)),
-			rec.Status, rec.Attempt, age(rec.SubmittedAt), t, cell(why))
+		table.row(rec.DelegationID, rec.Capsule.String(), rec.Pool, rec.Lane, rec.Status, rec.Attempt, age(rec.SubmittedAt), told(rec, queued), why)
 	}
-	return table.Flush()
+	return table.flush()
 }
 
 // told is whether the parent was. The ledger does not hold the door's address: an
@@ -164,21 +153,14 @@ func (a *app) workers(ctx context.Context, bus *broker.Bus, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-	if !asJSON {
-		fmt.Fprintln(table, "WORKER\tPOOL\tHOST\tPID\tVERSION\tBUSY\tSLOTS\tDONE\tSTATE\tUP\tSEEN")
+	if asJSON {
+		return printLines(a, workers)
 	}
+	table := newTable(a.out, "WORKER", "POOL", "STATE", "SLOTS", "BUSY", "DONE", "UP", "SEEN", "HOST", "PID", "VERSION")
 	for _, w := range workers {
-		if asJSON {
-			if err := a.printJSON(w); err != nil {
-				return err
-			}
-			continue
-		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%s\t%s\t%s\n", w.WorkerID, cell(w.Pool), cell(w.Host), w.PID, cell(w.Version),
-			w.Busy, w.Slots, w.JobsDone, workerState(w), age(w.StartedAt), age(w.SeenAt))
+		table.row(w.WorkerID, w.Pool, workerState(w), w.Slots, w.Busy, w.JobsDone, age(w.StartedAt), age(w.SeenAt), w.Host, w.PID, w.Version)
 	}
-	return table.Flush()
+	return table.flush()
 }
 
 func workerState(w protocol.WorkerInfo) string {

@@ -331,7 +331,7 @@ func toolEnd(f *protocol.ReceivedFrame) string {
 // endingLine is the last line about a task, and where its files are.
 func endingLine(rec protocol.Record) string {
 	o := rec.Outcome
-	line := fmt.Sprintf("%s: %s (%s, %d ms)", rec.DelegationID, o.Status, cell(rec.Ending.Message), o.DurationMS)
+	line := fmt.Sprintf("%s: %s (%s, %d ms)", rec.DelegationID, cell(string(o.Status)), cell(rec.Ending.Message), o.DurationMS)
 	if o.Workdir != "" {
 		line += "\nworkdir: " + cell(o.Workdir) + stderrLine(o)
 	}

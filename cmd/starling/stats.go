@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -118,31 +117,29 @@ func askAll(ctx context.Context, bus *broker.Bus, workers []protocol.WorkerInfo)
 }
 
 func (a *app) printStats(s fleetStats) error {
-	table := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 	if s.Pools != nil {
-		fmt.Fprintln(table, "POOL\tPENDING\tIN PROGRESS\tOLDEST\tWORKERS\tDRAINING\tSLOTS\tBUSY")
+		pools := newTable(a.out, "POOL", "PENDING", "IN PROGRESS", "OLDEST", "WORKERS", "DRAINING", "SLOTS", "BUSY")
 		for _, p := range s.Pools {
 			oldest := "-"
 			if p.Pending > 0 {
 				oldest = short(time.Duration(p.OldestMS) * time.Millisecond)
 			}
-			fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%d\t%d\t%d\t%d\n", p.Pool, p.Pending, p.InProgress, oldest, p.Workers, p.Draining, p.Slots, p.Busy)
+			pools.row(p.Pool, p.Pending, p.InProgress, oldest, p.Workers, p.Draining, p.Slots, p.Busy)
 		}
-		if err := errors.Join(table.Flush(), line(a.out)); err != nil {
+		if err := errors.Join(pools.flush(), line(a.out)); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintln(table, "WORKER\tPOOL\tSTATE\tSLOTS\tBUSY\tDONE\tUP\tTASKS")
+	workers := newTable(a.out, "WORKER", "POOL", "STATE", "SLOTS", "BUSY", "DONE", "UP", "TASKS")
 	for _, w := range s.Workers {
 		state := workerState(w.WorkerInfo)
 		if !w.Answered {
 			state += ", silent"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%d\n", w.WorkerID, cell(w.Pool), state, w.Slots, w.Busy, w.JobsDone, age(w.StartedAt), len(w.Tasks))
+		workers.row(w.WorkerID, w.Pool, state, w.Slots, w.Busy, w.JobsDone, age(w.StartedAt), len(w.Tasks))
 		for _, task := range w.Tasks {
-			fmt.Fprintf(table, "  %s\t%s\t%s\t\t\t\t%s\t\n", cell(string(task.DelegationID)), cell(task.Capsule),
-				fmt.Sprintf("attempt %d", task.Attempt), age(task.StartedAt))
+			workers.row("  "+string(task.DelegationID), task.Capsule, fmt.Sprintf("attempt %d", task.Attempt), " ", " ", " ", age(task.StartedAt), " ")
 		}
 	}
-	return table.Flush()
+	return workers.flush()
 }

@@ -58,9 +58,17 @@ func (a *app) watch(ctx context.Context, bus *broker.Bus, ref delegationRef, liv
 			return ifDenied(err, true, "an observer watches by the task id (tsk_…), without the ledger")
 		}
 		task = entry.Record.TaskID
-		if live && entry.Record.Status.Final() {
-			fmt.Fprintln(a.err, endingLine(entry.Record)) // nothing comes from now on
-			return outcomeError(entry.Record.Status)
+		if entry.Record.Status.Final() {
+			stored := false // live: nothing comes from now on
+			if !live {
+				if stored, err = bus.FramesStored(ctx, task); err != nil {
+					return err
+				}
+			}
+			if !stored {
+				fmt.Fprintln(a.err, endingLine(entry.Record))
+				return outcomeError(entry.Record.Status)
+			}
 		}
 	}
 	watch, err := bus.WatchTask(ctx, task, broker.WatchOptions{Live: live})
@@ -205,18 +213,24 @@ func (a *app) resultText(ctx context.Context, bus *broker.Bus, rec protocol.Reco
 	if rec.Outcome.ResultObject != nil {
 		return bus.FetchResult(ctx, *rec.Outcome.ResultObject, out)
 	}
-	watch, err := bus.WatchTask(ctx, rec.TaskID, broker.WatchOptions{})
+	keep := &responseShower{}
+	stored, err := bus.FramesStored(ctx, rec.TaskID) // else none would ever come
 	if err != nil {
 		return err
 	}
-	defer watch.Close()
-	keep := &responseShower{}
-	if _, err := follow(ctx, bus, watch, keep, a.out); err != nil {
-		return err
+	if stored {
+		watch, err := bus.WatchTask(ctx, rec.TaskID, broker.WatchOptions{})
+		if err != nil {
+			return err
+		}
+		defer watch.Close()
+		if _, err := follow(ctx, bus, watch, keep, a.out); err != nil {
+			return err
+		}
 	}
 	if keep.response == nil {
 		return fmt.Errorf("the frames of %s have expired; on its worker the result is %s in %s",
-			rec.TaskID, cell(rec.Outcome.ResultPath), cell(rec.Outcome.Workdir))
+			rec.TaskID, cell(dash(rec.Outcome.ResultPath)), cell(dash(rec.Outcome.Workdir)))
 	}
 	_, err = io.WriteString(out, *keep.response)
 	return err

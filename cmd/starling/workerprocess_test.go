@@ -90,4 +90,3 @@ func exitCode(err error) int {
 	}
 	return -1
 }
-
