@@ -3,6 +3,7 @@ package protocol
 import (
 	"errors"
 	"fmt"
+	"math"
 )
 
 // WorkerInfo is a worker's entry in the workers bucket, renewed by its
@@ -33,6 +34,9 @@ func ParseWorkerInfo(data []byte) (WorkerInfo, error) {
 	}
 	if err := ValidateName("worker_id", string(w.WorkerID)); err != nil {
 		return WorkerInfo{}, fmt.Errorf("%w: worker: %w", ErrControl, err)
+	}
+	if w.Slots < 0 || w.Slots > math.MaxInt32 || w.Busy < 0 || w.Busy > math.MaxInt32 || w.JobsDone < 0 {
+		return WorkerInfo{}, fmt.Errorf("%w: worker %s: slots %d, busy %d, jobs_done %d", ErrControl, w.WorkerID, w.Slots, w.Busy, w.JobsDone)
 	}
 	return w, nil
 }

@@ -117,7 +117,7 @@ func TestCommandsOnAHostileBus(t *testing.T) {
 		{"ps --all", []int{exitOK}, []string{string(rec.DelegationID), "dlg_02", "dlg_03"}, nil},
 		{"ps --all --json", []int{exitOK}, []string{string(rec.DelegationID)}, nil},
 		{"ps --undelivered", []int{exitOK}, []string{"dlg_02"}, nil},
-		{"workers", []int{exitOK}, []string{string(f.staff.worker.ID()), "wrk_large"}, []string{"wrk_none"}},
+		{"workers", []int{exitOK}, []string{string(f.staff.worker.ID()), "wrk_large"}, []string{"wrk_none", "wrk_evil"}},
 		{"workers --json", []int{exitOK}, []string{string(f.staff.worker.ID())}, nil},
 		{"stats", []int{exitOK}, []string{string(f.staff.worker.ID())}, nil},
 		{"stats --json", []int{exitOK}, []string{string(f.staff.worker.ID())}, nil},
