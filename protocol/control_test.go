@@ -26,7 +26,7 @@ func TestWorkerInfo(t *testing.T) {
 	if diff := cmp.Diff(want, got, byText); err != nil || diff != "" {
 		t.Errorf("ParseWorkerInfo(%s) = %v (-want +got):\n%s", body, err, diff)
 	}
-	for _, bad := range []string{``, `null`, `[]`, `{}`, `{"worker_id":"a.b"}`, `{"Worker_ID":"wrk_1"}`, `{"worker_id":"wrk_1","slots":"4"}`} {
+	for _, bad := range []string{``, `null`, `[]`, `{}`, `{"worker_id":"a.b"}`, `{"Worker_ID":"wrk_1"}`, `{"worker_id":"wrk_1","slots":"4"}`, `{"worker_id":"wrk_1","slots":-1}`, `{"worker_id":"wrk_1","busy":9223372036854775807}`, `{"worker_id":"wrk_1","jobs_done":-1}`} {
 		if got, err := protocol.ParseWorkerInfo([]byte(bad)); !errors.Is(err, protocol.ErrControl) {
 			t.Errorf("ParseWorkerInfo(%s) = %+v, %v, want ErrControl", bad, got, err)
 		}

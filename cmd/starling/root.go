@@ -44,7 +44,8 @@ func run(ctx context.Context, args []string, s streams) int {
 	root.SetErr(s.err)
 	err := root.ExecuteContext(ctx)
 	var silent *silentError
-	if err != nil && !errors.As(err, &silent) {
+	unread := errors.Is(err, syscall.EPIPE) // `starling … | head`: its reader has what it wanted
+	if err != nil && !unread && !errors.As(err, &silent) {
 		fmt.Fprintln(s.err, "starling: "+printable(explain(err)))
 	}
 	return exitStatus(err)

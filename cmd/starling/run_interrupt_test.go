@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -37,5 +38,26 @@ func TestRunInterruptedAtItsStart(t *testing.T) {
 	_ = run.Wait() // with the status of an interrupt, or of a task that was canceled
 	if paths := left(); len(paths) != 0 {
 		t.Errorf("left behind: %v", paths)
+	}
+}
+
+// TestRunSaysWhatAnInterruptDoes, and a second one.
+func TestRunSaysWhatAnInterruptDoes(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errs output
+	run := exec.Command(self, "run", killer(t), "--task", "x", "--json", "--work-root", t.TempDir(), "--cache-dir", testenv.CompiledCache(t), "--cancel-grace", "10m")
+	run.Env, run.Stdout, run.Stderr = append(os.Environ(), asProgram+"=1"), &out, &errs
+	process := startProcess(t, run)
+	testenv.EventuallyTrue(t, 60*time.Second, "the guest runs", func() bool { return strings.Contains(out.String(), "ready") })
+	for _, says := range []string{"canceling; once more to stop at once", "stopping at once"} {
+		process.signal(t, syscall.SIGINT)
+		testenv.EventuallyTrue(t, 30*time.Second, says, func() bool { return strings.Contains(errs.String(), says) })
+	}
+	if status := exitCode(process.ended(t)); status != exitInterrupted {
+		t.Errorf("status = %d, want %d\n%s", status, exitInterrupted, errs.String())
 	}
 }
