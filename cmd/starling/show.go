@@ -63,7 +63,7 @@ type checkedOutput struct {
 func (o *checkedOutput) Write(p []byte) (int, error) {
 	n, err := o.Writer.Write(p)
 	if err != nil && o.err == nil {
-		o.err = fmt.Errorf("standard output: %w", err)
+		o.err = fmt.Errorf("standard output: %v", err) // of a task that is followed it is said: it may go on
 	}
 	return n, err
 }
