@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -366,4 +367,28 @@ func TestLimitsWorkersDiskIsFull(t *testing.T) {
 	more := f.dispatchAll(t, 12, func(i int) protocol.Job { return mixedJob(i, f.door.URL()) })
 	f.emptied(t, time.Minute, more)
 	f.auditor().check(t, append(append(jobs, first...), more...))
+}
+
+// TestLimitsRunOnASmallDisk: one task needs little room for its server's store, and
+// without that is told where to find it.
+func TestLimitsRunOnASmallDisk(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		bytes, status int
+		says          string
+	}{
+		{8 << 20, exitOK, "ok (session ended"},
+		{300 << 10, exitFailure, "name another place with TMPDIR"},
+	} {
+		run := exec.Command(self, runArgs(t, "run", testenv.WAT(t, "noop"), "--task", "x")...)
+		run.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+smallDisk(t, c.bytes))
+		said, err := run.CombinedOutput()
+		if status := exitCode(err); status != c.status {
+			t.Errorf("run with %d bytes = %d, want %d\n%s", c.bytes, status, c.status, said)
+		}
+		contains(t, fmt.Sprintf("run with %d bytes", c.bytes), string(said), c.says)
+	}
 }

@@ -97,6 +97,9 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(store)) }()
 	fleet, err := a.startRun(ctx, f, store, capsule)
+	if errors.Is(err, broker.ErrRefused) {
+		return fmt.Errorf("%w; the server of this run keeps its store in %s: free room there, or name another place with TMPDIR", err, os.TempDir())
+	}
 	if err != nil {
 		return err
 	}
@@ -138,6 +141,7 @@ func (a *app) startRun(ctx context.Context, f *runFlags, store string, capsule s
 	cfg := fleetConfig{
 		server: broker.ServerConfig{StoreDir: store, InProcessOnly: true},
 		bus:    broker.Config{Name: "starling run", Logger: log}, sandbox: f.sandbox,
+		init: broker.InitConfig{MaxJobBytes: 1 << 20}, // reserved on the disk, for one job
 	}
 	err := f.sandbox.validate()
 	if err != nil {
