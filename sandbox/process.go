@@ -28,6 +28,7 @@ type process struct {
 	stderr  *processStderr
 	dead    chan struct{} // closed when it is gone and its stderr was read
 	how     string        // after dead: the signal or the exit status
+	dirs    workDirs      // of the guests in it
 
 	mu      sync.Mutex
 	active  int   // guests in it

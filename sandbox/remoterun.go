@@ -109,6 +109,9 @@ func (s *Supervisor) tryRun(ctx context.Context, spec *Spec, found code, emit fu
 		stderr: tail{also: spec.Stderr},
 	}
 	defer s.give(place)
+	if spec.WorkDir != "" {
+		defer place.process.dirs.add(spec.WorkDir)()
+	}
 	defer func() {
 		if !r.over { // emit panicked: nobody reads the rest
 			place.process.kill(place)

@@ -112,9 +112,10 @@ func (d *workdir) result(session protocol.SessionID, task protocol.TaskID, conte
 }
 
 // writeNew writes a file in the place of whatever else the guest left there: a
-// link is replaced, not written through.
+// link is replaced, not written through, and what has the name of its directory
+// and is none is put aside.
 func (d *workdir) writeNew(name, content string) error {
-	if err := d.root.Mkdir(path.Dir(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := d.makeDir(path.Dir(name)); err != nil {
 		return err
 	}
 	const create = os.O_WRONLY | os.O_CREATE | os.O_EXCL // never through a link
@@ -129,6 +130,22 @@ func (d *workdir) writeNew(name, content string) error {
 	}
 	_, err = f.WriteString(content)
 	return errors.Join(err, f.Close())
+}
+
+// makeDir makes a directory of the work directory. A file there, or a link that
+// leads to no directory inside, keeps its content under another name.
+func (d *workdir) makeDir(name string) error {
+	err := d.root.Mkdir(name, 0o700)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if info, err := d.root.Stat(name); err == nil && info.IsDir() {
+		return nil
+	}
+	if err := d.root.Rename(name, "."+name+"."+protocol.NewTempName()+".old"); err != nil {
+		return err
+	}
+	return d.root.Mkdir(name, 0o700)
 }
 
 // regular reports whether name is a regular file, and no link to one.
