@@ -34,6 +34,10 @@ func (s *Supervisor) Run(ctx context.Context, spec Spec, emit func(protocol.Even
 	var err error
 	var died *diedError
 	for range maxTries {
+		// Here, as what is remembered of the module may be gone with the directories.
+		if _, err = s.ground(); err != nil {
+			break
+		}
 		var found code
 		if found, err = s.compiled(ctx, spec.Module, spec.Digest); err != nil {
 			break

@@ -63,7 +63,7 @@ func TestFilesWithoutANameFindTheirGuest(t *testing.T) {
 	}
 	hold(at, 1)
 	_ = at.Close() // only read
-	check(8192+4096)
+	check(8192 + 4096)
 	leave()
 	check(0)
 }

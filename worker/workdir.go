@@ -46,6 +46,9 @@ func (w *Worker) workdirPath(session protocol.SessionID) string {
 func (w *Worker) makeWorkdir(session protocol.SessionID) (*workdir, error) {
 	d := &workdir{path: w.workdirPath(session)}
 	d.base = filepath.Dir(d.path)
+	if err := os.MkdirAll(w.cfg.WorkRoot, 0o700); err != nil { // somebody may have removed it
+		return nil, fmt.Errorf("work root: %w", err)
+	}
 	for _, dir := range []string{d.base, d.path} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("work directory: %w", err)
@@ -157,6 +160,9 @@ func (d *workdir) regular(name string) bool {
 // prune removes what attempts left more than Retention ago.
 func (w *Worker) prune(now time.Time) error {
 	entries, err := os.ReadDir(w.cfg.WorkRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("work root: %w", err)
 	}
