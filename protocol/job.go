@@ -81,7 +81,7 @@ type jobBody struct {
 	Origin       Origin            `json:"origin"`
 	Pool         string            `json:"pool,omitempty"`
 	MaxAttempts  *int              `json:"max_attempts,omitempty"`
-	Deadline     Time              `json:"deadline,omitzero"`
+	Deadline     *Time             `json:"deadline,omitempty"`
 	Env          map[string]string `json:"env,omitempty"`
 	Capabilities json.RawMessage   `json:"capabilities,omitempty"`
 }
@@ -112,8 +112,11 @@ func ParseJob(body []byte) (Job, error) {
 	}
 	j := Job{
 		DelegationID: b.DelegationID, TaskID: b.TaskID, Capsule: b.Capsule, Message: message, Spawner: spawner,
-		Origin: b.Origin, Pool: b.Pool, MaxAttempts: DefaultMaxAttempts, Deadline: b.Deadline, Env: b.Env,
+		Origin: b.Origin, Pool: b.Pool, MaxAttempts: DefaultMaxAttempts, Env: b.Env,
 		Capabilities: capabilities,
+	}
+	if b.Deadline != nil {
+		j.Deadline = b.Deadline.set()
 	}
 	if b.MaxAttempts != nil {
 		j.MaxAttempts = *b.MaxAttempts
@@ -140,10 +143,14 @@ func (j Job) Encode() ([]byte, error) {
 			return nil, fmt.Errorf("%w: capabilities: %w", ErrJob, err)
 		}
 	}
+	var deadline *Time
+	if !j.Deadline.IsZero() {
+		deadline = &j.Deadline
+	}
 	body, err := json.Marshal(jobBody{
 		DelegationID: j.DelegationID, TaskID: j.TaskID, Capsule: j.Capsule, Message: message,
 		Spawner: json.RawMessage(j.Spawner.String()), Origin: j.Origin, Pool: j.Pool,
-		MaxAttempts: &j.MaxAttempts, Deadline: j.Deadline, Env: j.Env,
+		MaxAttempts: &j.MaxAttempts, Deadline: deadline, Env: j.Env,
 		Capabilities: capabilities,
 	})
 	if err != nil {

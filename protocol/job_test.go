@@ -79,6 +79,24 @@ func TestJobDefaults(t *testing.T) {
 
 // TestJobMembersAreExact has each member in another case beside, or in place
 // of, the right one.
+// TestAnEarlyDeadlineIsOne: only one that is left out is none.
+func TestAnEarlyDeadlineIsOne(t *testing.T) {
+	t.Parallel()
+	for _, early := range []string{"0001-01-01T00:00:00Z", "0001-01-01T00:00:00.0004Z", "0001-01-01T01:00:00+01:00", "0000-06-01T00:00:00Z"} {
+		job, err := protocol.ParseJob([]byte(strings.TrimSuffix(leastJob, "}") + `,"deadline":"` + early + `"}`))
+		if err != nil || job.Deadline.IsZero() || job.Deadline.Std().Year() > 1 {
+			t.Fatalf("ParseJob with deadline %s has deadline %s (none: %t), %v, want one long past", early, job.Deadline, job.Deadline.IsZero(), err)
+		}
+		body, err := job.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := protocol.ParseJob(body); err != nil || again.Deadline != job.Deadline {
+			t.Errorf("read again its deadline is %s, %v, want %s", again.Deadline, err, job.Deadline)
+		}
+	}
+}
+
 func TestJobMembersAreExact(t *testing.T) {
 	t.Parallel()
 	for _, noise := range []string{

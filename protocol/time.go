@@ -22,6 +22,15 @@ func (t Time) Std() time.Time { return t.t }
 // IsZero reports whether no time was set.
 func (t Time) IsZero() bool { return t.t.IsZero() }
 
+// set is a time that was given: the year 1 is long past, and no time at all is
+// none. The zero value's instant becomes the next millisecond.
+func (t Time) set() Time {
+	if t.IsZero() {
+		return NewTime(t.t.Add(time.Millisecond))
+	}
+	return t
+}
+
 // String is the form on the wire.
 func (t Time) String() string { return t.t.UTC().Format(timeLayout) }
 

@@ -173,17 +173,26 @@ func (a *artifacts) store(content []byte, digest protocol.Digest, n needs) error
 }
 
 // lock waits until no other process of this host compiles the digest, so that it
-// is compiled once. There are 256 locks, whose files stay.
-func (a *artifacts) lock(ctx context.Context, digest protocol.Digest) (unlock func(), err error) {
+// is compiled once. There are 256 locks, whose files stay. The lock saves work and
+// guards nothing, for files are put in place in one step: after patience the caller
+// goes on without it, as a process that stands still would hold it for ever.
+func (a *artifacts) lock(ctx context.Context, digest protocol.Digest, patience time.Duration) (unlock func(), err error) {
 	if a.dir == "" {
 		return func() {}, nil
 	}
-	f, err := os.OpenFile(filepath.Join(a.dir, "compile-"+digest.Hex()[:2]+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	path := filepath.Join(a.dir, "compile-"+digest.Hex()[:2]+".lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, os.ErrNotExist) { // somebody removed the directory
+		if err = os.MkdirAll(a.dir, 0o700); err == nil {
+			f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("lock a compilation: %w", err)
 	}
-	ticker := time.NewTicker(20 * time.Millisecond)
+	ticker, enough := time.NewTicker(20*time.Millisecond), time.NewTimer(patience)
 	defer ticker.Stop()
+	defer enough.Stop()
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -194,6 +203,8 @@ func (a *artifacts) lock(ctx context.Context, digest protocol.Digest) (unlock fu
 		}
 		select {
 		case <-ticker.C:
+		case <-enough.C:
+			return func() {}, f.Close()
 		case <-ctx.Done():
 			return nil, errors.Join(context.Cause(ctx), f.Close())
 		}

@@ -52,30 +52,37 @@ func (s *Supervisor) make(module string, digest protocol.Digest) (code, error) {
 	}
 	defer s.work.Done()
 	log := s.cfg.Logger.With(slog.String("digest", string(digest)))
-	if found, err := s.artifacts.verify(digest); err == nil {
+	g, err := s.ground()
+	if err != nil {
+		return code{}, err
+	}
+	cache := g.artifacts
+	if found, err := cache.verify(digest); err == nil {
 		s.memory.keep(digest, found)
 		return found, nil
 	}
+	// The lock first: a process that stands still with it in hand holds up what
+	// has the same lock, and no place of others.
+	unlock, err := cache.lock(s.ctx, digest, s.cfg.CompileTimeout)
+	if err != nil {
+		return code{}, err
+	}
+	defer unlock()
 	select {
 	case s.compiling <- struct{}{}:
 	case <-s.ctx.Done():
 		return code{}, ErrClosed
 	}
 	defer func() { <-s.compiling }()
-	unlock, err := s.artifacts.lock(s.ctx, digest)
-	if err != nil {
-		return code{}, err
-	}
-	defer unlock()
-	found, err := s.artifacts.verify(digest)
+	found, err := cache.verify(digest)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
 			log.Warn("compiled module not usable, compiling again", slog.Any("error", err))
 		}
 		begin := time.Now()
-		if err = s.compile(module, digest); err == nil {
+		if err = s.compile(cache, module, digest); err == nil {
 			log.Debug("module compiled", slog.Int64("duration_ms", time.Since(begin).Milliseconds()))
-			found, err = s.artifacts.verify(digest)
+			found, err = cache.verify(digest)
 		}
 	}
 	var costly *costlyError
@@ -107,13 +114,13 @@ func renamed(err error, module string) error {
 
 // compile compiles in a child, which is given the module and the place of the
 // result as open files and can open none.
-func (s *Supervisor) compile(module string, digest protocol.Digest) error {
+func (s *Supervisor) compile(cache *artifacts, module string, digest protocol.Digest) error {
 	in, err := os.Open(module)
 	if err != nil {
 		return fmt.Errorf("read module: %w", err)
 	}
 	defer func() { _ = in.Close() }() // only read
-	out, err := os.CreateTemp(s.artifacts.dir, ".compile-*")
+	out, err := os.CreateTemp(cache.dir, ".compile-*")
 	if err != nil {
 		return fmt.Errorf("compile: %w", err)
 	}
@@ -144,7 +151,7 @@ func (s *Supervisor) compile(module string, digest protocol.Digest) error {
 	}
 	content, err := os.ReadFile(out.Name())
 	if err == nil {
-		err = s.artifacts.store(content, digest, answer.Needs)
+		err = cache.store(content, digest, answer.Needs)
 	}
 	if err != nil {
 		return fmt.Errorf("keep the compiled module: %w", err)
@@ -253,6 +260,13 @@ func (m *remembered) refuse(digest protocol.Digest, err error, now time.Time) {
 		m.refused = map[protocol.Digest]refusedUntil{}
 	}
 	m.refused[digest] = refusedUntil{err, now.Add(refusalTTL)}
+}
+
+// forgetAll forgets what was found; a refusal stays.
+func (m *remembered) forgetAll() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.found)
 }
 
 func (m *remembered) forget(digest protocol.Digest) {

@@ -116,6 +116,7 @@ type Engine struct {
 	stopped chan struct{}  // closed when no guest runs: the ticker stops
 	ticker  sync.WaitGroup
 	lasting lasting
+	dirs    workDirs      // of the guests that run
 	urgent  atomic.Int64  // guests that must stop and have not yet
 	wake    chan struct{} // of capacity 1: filled when a guest becomes urgent
 

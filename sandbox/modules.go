@@ -137,13 +137,17 @@ func (m *modules) cachedOrCompiled(src source, c *compiled) error {
 		return nil
 	}
 	log := m.engine.cfg.Logger.With(slog.String("digest", string(src.digest)))
-	m.compiling <- struct{}{}
-	defer func() { <-m.compiling }()
-	unlock, err := m.artifacts.lock(context.Background(), src.digest) // a compilation is not interrupted either
+	unlock, err := m.lock(src.digest)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	select {
+	case m.compiling <- struct{}{}:
+	case <-m.engine.closing:
+		return ErrClosed
+	}
+	defer func() { <-m.compiling }()
 	if err = m.cached(c); err == nil { // another process made it meanwhile
 		return nil
 	}
@@ -169,6 +173,27 @@ func (m *modules) cachedOrCompiled(src source, c *compiled) error {
 		return wasmtime.NewModuleDeserialize(engine, content)
 	}
 	return nil
+}
+
+// lockPatience is how long an engine waits for another process that compiles the
+// same module.
+const lockPatience = time.Minute
+
+// lock is [artifacts.lock] until the engine is closed.
+func (m *modules) lock(digest protocol.Digest) (unlock func(), err error) {
+	waiting, stop := context.WithCancelCause(context.Background())
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-m.engine.closing:
+			stop(ErrClosed)
+		case <-waiting.Done():
+		}
+	})
+	unlock, err = m.artifacts.lock(waiting, digest, lockPatience)
+	stop(nil)
+	watch.Wait()
+	return unlock, err
 }
 
 // cached finds a module in the disk cache; its errors are those of

@@ -28,12 +28,15 @@ type process struct {
 	stderr  *processStderr
 	dead    chan struct{} // closed when it is gone and its stderr was read
 	how     string        // after dead: the signal or the exit status
+	dirs    workDirs      // of the guests in it
+	ground  *ground       // what it may reach
 
 	mu      sync.Mutex
 	active  int   // guests in it
 	alone   bool  // the guest in it shares it with nobody
 	atDeath int   // active when it was gone
 	gone    bool  // dead is about to be closed
+	retired bool  // it is ended because it is of no more use
 	culprit *slot // whose guest made us kill it
 }
 
@@ -71,7 +74,7 @@ func (p *process) isDead() bool {
 func (p *process) take(alone bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.gone || p.alone || (alone && p.active > 0) {
+	if p.gone || p.retired || p.alone || (alone && p.active > 0) {
 		return false
 	}
 	p.active++
@@ -94,6 +97,17 @@ func (p *process) kill(culprit *slot) {
 	}
 	p.mu.Unlock()
 	_ = p.command.Process.Kill() // it may be gone already
+}
+
+// retire ends a process that is to be taken no more, unless a guest is in it.
+func (p *process) retire() {
+	p.mu.Lock()
+	idle := p.active == 0
+	p.retired = p.retired || idle
+	p.mu.Unlock()
+	if idle {
+		_ = p.command.Process.Kill() // it may be gone already
+	}
 }
 
 // end ends a process without guests and waits until it is gone.
@@ -128,13 +142,17 @@ const readyTimeout = 30 * time.Second
 
 // start starts a process that runs guests and waits until it is ready.
 func (s *Supervisor) start() (*process, error) {
+	g, err := s.ground()
+	if err != nil {
+		return nil, err
+	}
 	p, err := s.launch(hello{
 		Version: pipeVersion,
 		Run: &helloRun{
 			Density: s.cfg.Density, MaxModules: s.cfg.MaxModules, Tick: s.cfg.Tick, ResidentBytes: s.cfg.ResidentBytes,
 		},
 		Rules: confine.Rules{
-			ReadDirs: []string{s.artifacts.dir}, WriteDirs: []string{s.cfg.WorkRoot},
+			ReadDirs: []string{g.artifacts.dir}, WriteDirs: []string{s.cfg.WorkRoot},
 			OpenFiles:         uint64(64 + openFiles*s.cfg.Density),
 			AddressSpaceBytes: uint64(4<<30 + s.cfg.Density*addressSpace),
 		},
@@ -142,6 +160,7 @@ func (s *Supervisor) start() (*process, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.ground = g
 	s.mu.Lock()
 	s.processes[p] = true
 	s.mu.Unlock()
@@ -155,7 +174,9 @@ func (s *Supervisor) start() (*process, error) {
 			}
 			return idle.process == p
 		})
-		unexpected := !s.closed
+		p.mu.Lock()
+		unexpected := !s.closed && !p.retired
+		p.mu.Unlock()
 		s.mu.Unlock()
 		if unexpected {
 			s.cfg.Logger.Warn("sandbox process died", slog.Int("pid", p.pid()), slog.String("how", p.how))

@@ -34,6 +34,10 @@ func (s *Supervisor) Run(ctx context.Context, spec Spec, emit func(protocol.Even
 	var err error
 	var died *diedError
 	for range maxTries {
+		// Here, as what is remembered of the module may be gone with the directories.
+		if _, err = s.ground(); err != nil {
+			break
+		}
 		var found code
 		if found, err = s.compiled(ctx, spec.Module, spec.Digest); err != nil {
 			break
@@ -109,6 +113,9 @@ func (s *Supervisor) tryRun(ctx context.Context, spec *Spec, found code, emit fu
 		stderr: tail{also: spec.Stderr},
 	}
 	defer s.give(place)
+	if spec.WorkDir != "" {
+		defer place.process.dirs.add(spec.WorkDir)()
+	}
 	defer func() {
 		if !r.over { // emit panicked: nobody reads the rest
 			place.process.kill(place)

@@ -40,6 +40,9 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 		if err != nil {
 			return refused(err)
 		}
+		if spec.WorkDir != "" {
+			defer e.dirs.add(spec.WorkDir)()
+		}
 		end := newRun(ctx, e, &spec, emit).run(module, files.preopens)
 		// Nothing of the guest is left that could still reach a file.
 		if problem := files.restore(); problem != nil {

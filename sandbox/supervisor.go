@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -95,7 +96,6 @@ func (c ProcessConfig) withDefaults() ProcessConfig {
 // that a guest does in its process reaches the one that called Run.
 type Supervisor struct {
 	cfg       ProcessConfig
-	artifacts *artifacts
 	temporary string // CacheDir, when it is ours to remove
 	starter   *starter
 	lasting   lasting
@@ -107,6 +107,9 @@ type Supervisor struct {
 	flights   singleflight.Group
 	compiling chan struct{}
 	memory    remembered
+
+	grounding sync.Mutex // held while the directories are looked at
+	stands    atomic.Pointer[ground]
 
 	density sync.Mutex // held while a process is started that several runs will share
 
@@ -131,16 +134,13 @@ func NewSupervisor(cfg ProcessConfig) (_ *Supervisor, err error) {
 		processes: map[*process]bool{}, suspects: map[protocol.Digest]bool{},
 	}
 	s.ctx, s.closing = context.WithCancel(context.Background())
-	if err := os.MkdirAll(cfg.WorkRoot, 0o700); err != nil {
-		return nil, fmt.Errorf("sandbox: work root: %w", err)
-	}
 	if s.cfg.CacheDir == "" {
 		if s.temporary, err = os.MkdirTemp("", "starling-sandbox-*"); err != nil {
 			return nil, fmt.Errorf("sandbox cache: %w", err)
 		}
 		s.cfg.CacheDir = s.temporary
 	}
-	if s.artifacts, err = openArtifacts(s.cfg.CacheDir); err != nil {
+	if _, err = s.ground(); err != nil {
 		return nil, errors.Join(err, s.removeTemporary())
 	}
 	s.starter = newStarter()
@@ -257,10 +257,10 @@ func (s *Supervisor) take(digest protocol.Digest) (*slot, error) {
 func (s *Supervisor) takeFree(digest protocol.Digest) *slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	alone := s.suspects[digest]
+	alone, stands := s.suspects[digest], s.stands.Load()
 	for i := len(s.free) - 1; i >= 0; i-- {
 		found := s.free[i]
-		if found.process.take(alone) {
+		if found.process.ground == stands && found.process.take(alone) {
 			s.free = append(s.free[:i], s.free[i+1:]...)
 			return found
 		}
@@ -273,6 +273,9 @@ func (s *Supervisor) put(p *process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.free = append(s.free, p.slots...)
+	if p.ground != s.stands.Load() { // replaced while it started
+		p.retire()
+	}
 }
 
 // give takes a place back when its guest is gone.
@@ -280,6 +283,9 @@ func (s *Supervisor) give(used *slot) {
 	used.process.give()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if used.process.ground != s.stands.Load() {
+		used.process.retire()
+	}
 	if used.process.isDead() {
 		_ = used.close()
 		return

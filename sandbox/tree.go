@@ -42,7 +42,7 @@ func treeBytes(dir *os.Root, limit int64, depth int) (total int64, err error) {
 		switch {
 		case entry.Type().IsRegular():
 			if info, err := dir.Lstat(entry.Name()); err == nil {
-				used = max(1, (info.Size()+entryBytes-1)/entryBytes) * entryBytes
+				used = blocks(info.Size())
 			}
 		case !entry.IsDir():
 		case depth == 0:
@@ -54,11 +54,11 @@ func treeBytes(dir *os.Root, limit int64, depth int) (total int64, err error) {
 			}
 			more, err := treeBytes(below, limit-total, depth-1)
 			_ = below.Close() // only read
-			if used += more; err != nil {
+			if used = sum(used, more); err != nil {
 				return err
 			}
 		}
-		if total += used; total > limit {
+		if total = sum(total, used); total > limit {
 			return io.EOF
 		}
 		return nil

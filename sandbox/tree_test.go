@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -42,6 +43,33 @@ func opened(t *testing.T, dir string) *os.Root {
 	}
 	t.Cleanup(func() { _ = root.Close() }) // only read
 	return root
+}
+
+// TestTreeBytesOfEndlessFiles: a sparse file may be as long as a number can say.
+func TestTreeBytesOfEndlessFiles(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("/dev/shm", "starling-tree-*") // such lengths are refused elsewhere
+	if err != nil {
+		dir = t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for _, name := range []string{"a", "b", "d/c"} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, math.MaxInt64); err != nil {
+			t.Skipf("no file system here takes such a length: %s", err)
+		}
+	}
+	for _, limit := range []int64{1 << 20, math.MaxInt64 - 1, math.MaxInt64} {
+		if got, err := sandbox.TreeBytes(opened(t, dir), limit); err != nil || got != math.MaxInt64 {
+			t.Errorf("TreeBytes(limit %d) = %d, %v, want %d", limit, got, err, int64(math.MaxInt64))
+		}
+	}
 }
 
 func TestTreeBytes(t *testing.T) {

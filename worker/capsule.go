@@ -142,6 +142,9 @@ const fetchTimeout = 5 * time.Minute
 func (c *capsules) fetch(ctx context.Context, entry protocol.CapsuleEntry, path string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
+	if err := os.MkdirAll(c.dir, 0o700); err != nil { // somebody may have removed it
+		return fmt.Errorf("capsule cache: %w", err)
+	}
 	f, err := os.CreateTemp(c.dir, ".fetch-*")
 	if err != nil {
 		return fmt.Errorf("capsule cache: %w", err)

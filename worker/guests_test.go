@@ -62,6 +62,7 @@ func guest(tb testing.TB, steps ...step) []byte {
   (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "fd_close" (func $close (param i32) (result i32)))
   (import "wasi_snapshot_preview1" "path_open" (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "path_unlink_file" (func $unlink (param i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "path_create_directory" (func $mkdir (param i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "path_symlink" (func $symlink (param i32 i32 i32 i32 i32) (result i32)))
   (import "wasi_snapshot_preview1" "poll_oneoff" (func $poll (param i32 i32 i32 i32) (result i32)))
@@ -168,6 +169,20 @@ func symlink(target, path string) step {
 	return func(p *program) {
 		t := p.constant(target)
 		p.do("(drop (call $symlink %s (i32.const 3) %s))", t, p.constant(path))
+	}
+}
+
+// heldFile writes so many blocks of 64 KiB to a file that has no name by then and
+// stays open.
+func heldFile(path string, blocks int) step {
+	return func(p *program) {
+		name, loop := p.constant(path), p.label()
+		p.do(`(drop (call $open (i32.const 3) (i32.const 0) %s (i32.const 9) (i64.const 64) (i64.const 64) (i32.const 0) (i32.const 200)))`, name)
+		p.do(`(if (call $unlink (i32.const 3) %s) (then unreachable))`, name)
+		p.do(`(local.set $i (i32.const %d))
+    (loop %[2]s (if (local.get $i) (then
+      (call $put (i32.load (i32.const 200)) (i32.const 131072) (i32.const 65536))
+      (local.set $i (i32.sub (local.get $i) (i32.const 1))) (br %[2]s))))`, blocks, loop)
 	}
 }
 

@@ -51,6 +51,35 @@ func TestWorkdirQuota(t *testing.T) {
 	}
 }
 
+// TestRemovedFilesCountInTheQuota while the guest holds them open: nothing in its
+// directory shows them. Neighbours in the process go on.
+func TestRemovedFilesCountInTheQuota(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.newMember(t, f.server.URL(), nil, 2)
+	m.start(t)
+	small := func(m *protocol.Manifest) { m.Capabilities.Limits.WorkdirBytes = 256 << 10 }
+	good := f.job(f.push(t, "good", guest(t, heldFile("a", 2), say("ready"), untilCanceled()), small), "x")
+	f.dispatch(t, good)
+	f.saying(t, good, "ready")
+	want := regexp.MustCompile(`^capsule execution exceeded its configured resource limits: work directory growth to \d+ bytes exceeds capabilities\.limits\.workdir_bytes \(262144\)$`)
+	const long = "ddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd"
+	bare := []step{heldFile("a", 3), file("b", "", 3), forever()}
+	removed := []step{mkdir(long), mkdir(long + "/d"), heldFile(long+"/d/a", 5), forever()}
+	for name, steps := range map[string][]step{"with-named": bare, "without": removed} {
+		e := f.end(t, f.job(f.push(t, name, guest(t, steps...), small), "x"))
+		if !want.MatchString(e.rec.Ending.Message) || e.rec.Status != protocol.StatusError {
+			t.Errorf("%s ended %s with %q, want error and %s", name, e.rec.Status, e.rec.Ending.Message, want)
+		}
+	}
+	if _, err := f.cancel(t, good); err != nil {
+		t.Fatal(err)
+	}
+	if rec := f.settled(t, good); !rec.Outcome.ParentEnded() {
+		t.Errorf("the neighbour ended %s with %q, want it to run until it was canceled", rec.Status, rec.Ending.Message)
+	}
+}
+
 // module is a guest of testenv.
 func module(t *testing.T, name string) []byte {
 	t.Helper()

@@ -170,6 +170,25 @@ func TestWorkDirectory(t *testing.T) {
 	}
 }
 
+// TestAFileNamedOutKeepsItsContent: the result is written where the protocol says,
+// and what the guest wrote under the directory's name is put aside.
+func TestAFileNamedOutKeepsItsContent(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, nil)
+	e := f.end(t, f.job(f.push(t, "flat", guest(t, say("said"), file("out", "work", 0))), "x"))
+	if got := e.rec.Outcome.ResultPath; got != "out/result.txt" || e.file(t, got) != "said" {
+		t.Errorf("result_path = %q, want out/result.txt with the result", got)
+	}
+	aside, err := filepath.Glob(filepath.Join(e.rec.Workdir, ".out.*.old"))
+	if err != nil || len(aside) != 1 {
+		t.Fatalf("what was out is %q, %v, want one file", aside, err)
+	}
+	if content, err := os.ReadFile(aside[0]); err != nil || string(content) != "work" {
+		t.Errorf("what was out holds %q, %v, want %q", content, err, "work")
+	}
+}
+
 // TestPlantedLinksAreNotFollowed has guests put links where the host reads and
 // writes.
 func TestPlantedLinksAreNotFollowed(t *testing.T) {
@@ -181,10 +200,13 @@ func TestPlantedLinksAreNotFollowed(t *testing.T) {
 		steps  []step
 		link   string // must be planted: the test proves nothing otherwise
 		answer string
-		path   string // result_path, or "none"
+		path   string // result_path
 	}{
 		"result-file": {[]step{say("said"), mkdir("out"), symlink(up+"/passwd", "out/result.txt")}, "", "said", "out/result.txt"},
-		"out":         {[]step{say("said"), symlink(up, "out")}, "out", "said", "none"},
+		"out":         {[]step{say("said"), symlink(up, "out")}, ".out.*.old", "said", "out/result.txt"},
+		"out-dangles": {[]step{say("said"), symlink("nowhere", "out")}, ".out.*.old", "said", "out/result.txt"},
+		"out-loops":   {[]step{say("said"), symlink("out", "out")}, ".out.*.old", "said", "out/result.txt"},
+		"out-inside":  {[]step{say("said"), mkdir("real"), symlink("real", "out")}, "out", "said", "out/result.txt"},
 		"result-by-task": {
 			[]step{say("said"), mkdir(".murmur"), symlink(up, ".murmur/x"), symlink(up+"/passwd", "passwd")}, "passwd", "said", "out/result.txt",
 		},
@@ -197,7 +219,11 @@ func TestPlantedLinksAreNotFollowed(t *testing.T) {
 			job := f.job(f.push(t, name, guest(t, c.steps...)), "x")
 			e := f.end(t, job)
 			if c.link != "" {
-				if info, err := os.Lstat(filepath.Join(e.rec.Workdir, c.link)); err != nil || info.Mode()&os.ModeSymlink == 0 {
+				found, err := filepath.Glob(filepath.Join(e.rec.Workdir, c.link))
+				if err != nil || len(found) != 1 {
+					t.Fatalf("%s is %q, %v, want one", c.link, found, err)
+				}
+				if info, err := os.Lstat(found[0]); err != nil || info.Mode()&os.ModeSymlink == 0 {
 					t.Errorf("%s is no link: %v", c.link, err)
 				}
 			}
@@ -205,10 +231,6 @@ func TestPlantedLinksAreNotFollowed(t *testing.T) {
 				t.Errorf("response = %+v, want %q", r, c.answer)
 			}
 			switch got := e.rec.Outcome.ResultPath; {
-			case c.path == "none":
-				if got != "" {
-					t.Errorf("result_path = %q, want none", got)
-				}
 			case got != c.path:
 				t.Errorf("result_path = %q, want %q", got, c.path)
 			default:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -106,27 +107,60 @@ func (w *Worker) housekeep(ctx context.Context) {
 	quotas, prunes := time.NewTicker(quotaInterval), time.NewTicker(w.pruneEvery())
 	defer quotas.Stop()
 	defer prunes.Stop()
+	var unlinked problems
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-quotas.C:
 			w.turned.Store(now.UnixNano())
-			for _, g := range w.running.snapshot() {
-				quota, began := g.quota.Load(), time.Now()
-				if quota == 0 || began.Before(g.due) {
-					continue // not yet started, or it has many files
-				}
-				used, err := sandbox.TreeBytes(g.dir.root, quota)
-				if err != nil || used > quota {
-					g.stop(&quotaError{used, quota, err})
-				}
-				g.due = time.Now().Add(measureShare * time.Since(began))
-			}
+			w.measure(&unlinked)
 		case now := <-prunes.C:
 			if err := w.prune(now); err != nil {
 				w.log.Warn("old work directories not removed", "error", err)
 			}
 		}
 	}
+}
+
+// measure stops the guests that are over their quota: what is in their directory,
+// and what they hold open that is in it no more.
+func (w *Worker) measure(unlinked *problems) {
+	guests := w.running.snapshot()
+	if len(guests) == 0 {
+		return
+	}
+	held, err := w.guests.UnlinkedBytes()
+	if unlinked.news(err) {
+		w.log.Warn("removed files of guests do not count in their quota", "error", err)
+	}
+	for _, g := range guests {
+		quota, began := g.quota.Load(), time.Now()
+		if quota == 0 {
+			continue // not yet started
+		}
+		gone := held[g.dir.path]
+		if gone <= quota && began.Before(g.due) {
+			continue // it has many files
+		}
+		used, err := sandbox.TreeBytes(g.dir.root, quota)
+		if err != nil || used > quota-gone {
+			g.stop(&quotaError{used + min(gone, math.MaxInt64-used), quota, err})
+		}
+		g.due = time.Now().Add(measureShare * time.Since(began))
+	}
+}
+
+// problems tells an error that stays only once.
+type problems struct{ last string }
+
+// news reports whether err is another than the last one.
+func (p *problems) news(err error) bool {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	fresh := text != "" && p.last == ""
+	p.last = text
+	return fresh
 }

@@ -46,6 +46,9 @@ func (w *Worker) workdirPath(session protocol.SessionID) string {
 func (w *Worker) makeWorkdir(session protocol.SessionID) (*workdir, error) {
 	d := &workdir{path: w.workdirPath(session)}
 	d.base = filepath.Dir(d.path)
+	if err := os.MkdirAll(w.cfg.WorkRoot, 0o700); err != nil { // somebody may have removed it
+		return nil, fmt.Errorf("work root: %w", err)
+	}
 	for _, dir := range []string{d.base, d.path} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("work directory: %w", err)
@@ -112,9 +115,10 @@ func (d *workdir) result(session protocol.SessionID, task protocol.TaskID, conte
 }
 
 // writeNew writes a file in the place of whatever else the guest left there: a
-// link is replaced, not written through.
+// link is replaced, not written through, and what has the name of its directory
+// and is none is put aside.
 func (d *workdir) writeNew(name, content string) error {
-	if err := d.root.Mkdir(path.Dir(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := d.makeDir(path.Dir(name)); err != nil {
 		return err
 	}
 	const create = os.O_WRONLY | os.O_CREATE | os.O_EXCL // never through a link
@@ -131,6 +135,22 @@ func (d *workdir) writeNew(name, content string) error {
 	return errors.Join(err, f.Close())
 }
 
+// makeDir makes a directory of the work directory. A file there, or a link that
+// leads to no directory inside, keeps its content under another name.
+func (d *workdir) makeDir(name string) error {
+	err := d.root.Mkdir(name, 0o700)
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if info, err := d.root.Stat(name); err == nil && info.IsDir() {
+		return nil
+	}
+	if err := d.root.Rename(name, "."+name+"."+protocol.NewTempName()+".old"); err != nil {
+		return err
+	}
+	return d.root.Mkdir(name, 0o700)
+}
+
 // regular reports whether name is a regular file, and no link to one.
 func (d *workdir) regular(name string) bool {
 	info, err := d.root.Lstat(name)
@@ -140,6 +160,9 @@ func (d *workdir) regular(name string) bool {
 // prune removes what attempts left more than Retention ago.
 func (w *Worker) prune(now time.Time) error {
 	entries, err := os.ReadDir(w.cfg.WorkRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("work root: %w", err)
 	}

@@ -57,6 +57,9 @@ type Sandbox interface {
 	// Run runs one guest and blocks until it is gone. emit is called on the calling
 	// goroutine; while it blocks the guest waits.
 	Run(ctx context.Context, spec sandbox.Spec, emit func(protocol.Event)) sandbox.Ending
+	// UnlinkedBytes is what running guests hold open that has no name any more, by
+	// their work directory.
+	UnlinkedBytes() (map[string]int64, error)
 }
 
 // New makes a worker on parts that the caller owns and closes after Run. It
