@@ -130,7 +130,7 @@ func (b *Bus) Cancel(
 	ctx context.Context, session protocol.SessionID, delegation protocol.DelegationID, opts CancelOptions,
 ) (CancelResult, error) {
 	c := canceling{bus: b}
-	e, err := b.ReadRecord(ctx, session, delegation, 0)
+	e, err := b.recordToCancel(ctx, session, delegation)
 	for err == nil {
 		var done bool
 		if e, done, err = c.step(ctx, e); !done {
@@ -142,6 +142,24 @@ func (b *Bus) Cancel(
 		return CancelResult{Entry: e, GuestMayRun: c.overruled}, err
 	}
 	return CancelResult{}, fmt.Errorf("cancel %s: %w", delegation, err)
+}
+
+// recordToCancel reads a record that its parent may have written a moment ago, and
+// that a server which was away may not have yet: it is [ErrNoRecord] by the leader's
+// word, and until then [ErrUnavailable]. Who may not ask the leader takes the reads' word.
+func (b *Bus) recordToCancel(ctx context.Context, session protocol.SessionID, delegation protocol.DelegationID) (Entry, error) {
+	e, err := b.ReadRecord(ctx, session, delegation, 1)
+	if !errors.Is(err, ErrNoRecord) {
+		return e, err
+	}
+	bucket, key := b.ns.LedgerBucket(), protocol.LedgerKey(session, delegation)
+	if e, rerr := b.readOnce(ctx, key); rerr != nil || e.Revision > 0 {
+		return Entry{}, err // withdrawn
+	}
+	if there, lerr := b.led(ctx, kvStream(bucket), kvSubject(bucket, key)); lerr == nil && there {
+		return Entry{}, fmt.Errorf("%w: the server that was asked does not have the record of %s yet: cancel again", ErrUnavailable, delegation)
+	}
+	return Entry{}, err
 }
 
 // canceling is one cancel.

@@ -11,6 +11,7 @@ import (
 
 	"starling/broker"
 	"starling/protocol"
+	"starling/testenv"
 )
 
 func TestCancelOfAQueuedDelegation(t *testing.T) {
@@ -283,5 +284,24 @@ func TestCancelAnswerOutlivesItsListener(t *testing.T) {
 	}
 	if a, err := protocol.ParseCancelAnswer(m.Data); err != nil || a.Status != protocol.StatusTerminated {
 		t.Errorf("answer = %+v, %v", a, err)
+	}
+}
+
+// TestACancelOverAStaleRead: a server that was away has no record yet of what was
+// dispatched, which is no word about the delegation.
+func TestACancelOverAStaleRead(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	proxy := testenv.Proxy(t, s.URL())
+	behind := connected(t, proxy.URL())
+	job := newJob()
+	proxy.HideStored("$KV.starling-delegations." + string(job.Spawner.SessionID) + "." + string(job.DelegationID))
+	dispatched(t, b, job)
+	_, err := behind.Cancel(t.Context(), job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+	wantError(t, "Cancel() over a stale read", err, broker.ErrUnavailable, "cancel again")
+	proxy.HideStored("")
+	result, err := behind.Cancel(t.Context(), job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+	if err != nil || result.Record.Status != protocol.StatusTerminated {
+		t.Errorf("Cancel() when the server is back = %s, %v; want terminated", result.Record.Status, err)
 	}
 }
