@@ -171,7 +171,14 @@ func (s *childSlot) serve() error {
 		if err != nil {
 			return err
 		}
-		if kind != msgRun {
+		switch kind {
+		case msgRun:
+		case msgPing:
+			if err := s.data.send(msgPong, nil); err != nil {
+				return err
+			}
+			continue
+		default:
 			return fmt.Errorf("%w: it is a %q", errBadMessage, kind)
 		}
 		spec, err := decodeSpec(body)

@@ -1,6 +1,10 @@
 package sandbox
 
-import "github.com/bytecodealliance/wasmtime-go/v39"
+import (
+	"time"
+
+	"github.com/bytecodealliance/wasmtime-go/v39"
+)
 
 // NewFloorEngine is the engine's settings without the rest of the product, for
 // benchmarks beside a floor.
@@ -11,3 +15,6 @@ func NewFloorEngine(guests int) *wasmtime.Engine {
 
 // NewPlainFloorEngine is the same without a pool.
 func NewPlainFloorEngine() *wasmtime.Engine { return newWasmEngine(nil) }
+
+// AskAfter has processes asked whether they answer once they were idle for d.
+func (s *Supervisor) AskAfter(d time.Duration) { s.idleAfter = d }

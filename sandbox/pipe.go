@@ -13,7 +13,7 @@ import (
 
 // pipeVersion is the version of the protocol between a worker and its sandbox
 // processes. Both are the same binary, unless somebody configured another.
-const pipeVersion = 1
+const pipeVersion = 2
 
 // maxMessageBytes bounds a message: the largest is an ending with 8 MiB of
 // stdout, each byte of which may have become a U+FFFD of three.
@@ -27,12 +27,14 @@ const (
 	// From the worker. hello comes first, once per process.
 	msgHello messageKind = 'H' // JSON, hello
 	msgRun   messageKind = 'R' // remoteSpec
+	msgPing  messageKind = 'P' // is anybody there: empty
 	// On the second socket, with the number of the run:
 	msgCancel messageKind = 'C' // the guest should stop by itself
 	msgStop   messageKind = 'S' // the guest is interrupted
 
 	// From the process.
 	msgReady    messageKind = 'h' // JSON, ready
+	msgPong     messageKind = 'p' // the answer to a ping: empty
 	msgStarted  messageKind = 's' // the guest runs from here on: empty
 	msgEvent    messageKind = 'e' // a driver event
 	msgStderr   messageKind = 'd' // a piece of stderr

@@ -44,8 +44,9 @@ type process struct {
 type slot struct {
 	process *process
 	pipe    *pipe
-	control *pipe // what stops a guest; nil in a process that compiles
-	runs    int64 // used by whoever took the slot
+	control *pipe     // what stops a guest; nil in a process that compiles
+	runs    int64     // used by whoever took the slot
+	idle    time.Time // since when; used in the same way
 }
 
 func (s *slot) close() error {
@@ -59,6 +60,22 @@ func (s *slot) close() error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// ping asks whether the process still answers.
+func (s *slot) ping() error {
+	if err := s.pipe.conn.SetDeadline(time.Now().Add(pongTimeout)); err != nil {
+		return err
+	}
+	if err := s.pipe.send(msgPing, nil); err != nil {
+		return err
+	}
+	if kind, _, err := s.pipe.receive(); err != nil {
+		return err
+	} else if kind != msgPong {
+		return fmt.Errorf("%w: a %q for a ping", errBadMessage, kind)
+	}
+	return s.pipe.conn.SetDeadline(time.Time{})
 }
 
 func (p *process) pid() int { return p.command.Process.Pid }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -111,6 +112,8 @@ type Supervisor struct {
 	grounding sync.Mutex // held while the directories are looked at
 	stands    atomic.Pointer[ground]
 
+	idleAfter time.Duration // see take
+
 	density sync.Mutex // held while a process is started that several runs will share
 
 	mu        sync.Mutex
@@ -131,7 +134,7 @@ func NewSupervisor(cfg ProcessConfig) (_ *Supervisor, err error) {
 	}
 	s := &Supervisor{
 		cfg: cfg.withDefaults(), compiling: make(chan struct{}, compilations), lasting: lasting{after: lastingAfter},
-		processes: map[*process]bool{}, suspects: map[protocol.Digest]bool{},
+		processes: map[*process]bool{}, suspects: map[protocol.Digest]bool{}, idleAfter: idleAfter,
 	}
 	s.ctx, s.closing = context.WithCancel(context.Background())
 	if s.cfg.CacheDir == "" {
@@ -228,9 +231,34 @@ func (s *Supervisor) removeTemporary() error {
 	return os.RemoveAll(s.temporary)
 }
 
-// take gives a free place in a process, or one in a new process. Where several
-// share a process, a capsule that is suspect gets one to itself.
+// The bounds of a process that had nothing to do for so long that it may have been
+// stopped meanwhile, and of its answer on a busy machine.
+const (
+	idleAfter   = time.Second
+	pongTimeout = 5 * time.Second
+)
+
+// take gives a free place in a process that answers, or one in a new process.
 func (s *Supervisor) take(digest protocol.Digest) (*slot, error) {
+	for {
+		place, err := s.takeAny(digest)
+		if err != nil || time.Since(place.idle) < s.idleAfter {
+			return place, err
+		}
+		if err = place.ping(); err == nil {
+			return place, nil
+		}
+		p := place.process
+		s.cfg.Logger.Warn("idle sandbox process does not answer: it is killed", slog.Int("pid", p.pid()), slog.Any("error", err))
+		p.kill(place)
+		<-p.dead
+		s.give(place)
+	}
+}
+
+// takeAny is take for a process that may have been stopped. Where several share a
+// process, a capsule that is suspect gets one to itself.
+func (s *Supervisor) takeAny(digest protocol.Digest) (*slot, error) {
 	if found := s.takeFree(digest); found != nil {
 		return found, nil
 	}
@@ -272,6 +300,9 @@ func (s *Supervisor) takeFree(digest protocol.Digest) *slot {
 func (s *Supervisor) put(p *process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, place := range p.slots {
+		place.idle = time.Now()
+	}
 	s.free = append(s.free, p.slots...)
 	if p.ground != s.stands.Load() { // replaced while it started
 		p.retire()
@@ -280,6 +311,7 @@ func (s *Supervisor) put(p *process) {
 
 // give takes a place back when its guest is gone.
 func (s *Supervisor) give(used *slot) {
+	used.idle = time.Now()
 	used.process.give()
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -253,6 +253,31 @@ func TestAProcessThatHangsIsKilledAtTheDeadline(t *testing.T) {
 	}
 }
 
+// TestAnIdleProcessThatDoesNotAnswer costs no job: another process takes its place.
+func TestAnIdleProcessThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	s := newSupervisor(t)
+	s.AskAfter(0)
+	noop := spec(t, wat(t, `(module (func (export "_start")))`))
+	run := func() {
+		t.Helper()
+		if end := s.Run(t.Context(), noop, func(protocol.Event) {}); end.Kind != sandbox.Exited {
+			t.Fatalf("Run = %+v, want exited", end)
+		}
+	}
+	run()
+	healthy := only(t, s)
+	run()
+	if pid := only(t, s); pid != healthy {
+		t.Errorf("process %d took the place of %d, which answers", pid, healthy)
+	}
+	testenv.Freeze(t, healthy)
+	run()
+	if pid := only(t, s); pid == healthy {
+		t.Error("the process that was stopped is still there")
+	}
+}
+
 func TestAGuestInAProcessHearsThatItIsCanceled(t *testing.T) {
 	t.Parallel()
 	s := newSupervisor(t)
