@@ -219,6 +219,9 @@ func (e *Engine) hurry() {
 
 func (e *Engine) calm() { e.urgent.Add(-1) }
 
+// Deaths is 0: a guest that ends its process ends this one.
+func (e *Engine) Deaths() uint64 { return 0 }
+
 // enter counts a run or a compilation that Close waits for; false once closed.
 func (e *Engine) enter() bool {
 	e.mu.Lock()

@@ -196,6 +196,7 @@ func (s *Supervisor) start() (*process, error) {
 		p.mu.Unlock()
 		s.mu.Unlock()
 		if unexpected {
+			s.deaths.Add(1)
 			s.cfg.Logger.Warn("sandbox process died", slog.Int("pid", p.pid()), slog.String("how", p.how))
 		}
 	})

@@ -113,6 +113,7 @@ type Supervisor struct {
 	stands    atomic.Pointer[ground]
 
 	idleAfter time.Duration // see take
+	deaths    atomic.Uint64
 
 	density sync.Mutex // held while a process is started that several runs will share
 
@@ -185,6 +186,9 @@ func (s *Supervisor) PIDs() []int {
 	}
 	return pids
 }
+
+// Deaths is how many processes ended that were still of use, whoever ended them.
+func (s *Supervisor) Deaths() uint64 { return s.deaths.Load() }
 
 // enter counts a run or a compilation that Close waits for; false once closed.
 func (s *Supervisor) enter() bool {

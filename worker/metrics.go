@@ -75,6 +75,9 @@ func newMetrics(registry prometheus.Registerer, w *Worker) *metrics {
 	total("starling_bus_reconnects_total", "Connections to the bus that were made again.", func(s broker.Stats) uint64 { return s.Reconnects })
 	total("starling_frames_published_total", "Frames published, repeats included.", func(s broker.Stats) uint64 { return s.Frames })
 	total("starling_frames_resent_total", "Frames published again because no ack came.", func(s broker.Stats) uint64 { return s.Resent })
+	declare.NewCounterFunc(prometheus.CounterOpts{
+		Name: "starling_sandbox_process_deaths_total", Help: "Sandbox processes that died under a guest or idle.",
+	}, func() float64 { return float64(w.guests.Deaths()) })
 	queueWait := declare.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "starling_queue_wait_seconds", Help: "From the dispatch to the first claim.", Buckets: slow,
 	}, []string{"lane"})

@@ -102,6 +102,7 @@ func TestMetricsCountWhatBecomesOfJobs(t *testing.T) {
 		`starling_ready`:                                    1,
 		`starling_bus_connected`:                            1,
 		`starling_frames_resent_total`:                      0,
+		`starling_sandbox_process_deaths_total`:             0,
 		`starling_pool_pending{lane="user"}`:                0,
 		`starling_pool_oldest_age_seconds{lane="user"}`:     0,
 		`starling_tasks_handed_back_total`:                  0,

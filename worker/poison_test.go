@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"starling/protocol"
 	"starling/worker"
 )
@@ -44,7 +46,8 @@ func TestPoisonInAProcessOfItsOwn(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	f.patient(t)
-	m := f.hire(t, func(c *worker.Config) { c.Slots = 4 })
+	registry := prometheus.NewRegistry()
+	m := f.hire(t, func(c *worker.Config) { c.Slots, c.Metrics = 4, registry })
 	m.pids(t)
 	poison := f.dispatch(t, f.job(f.push(t, "poison", guest(t, say("ready"), forever())), "x"))
 	f.saying(t, poison, "ready")
@@ -78,6 +81,7 @@ func TestPoisonInAProcessOfItsOwn(t *testing.T) {
 	for _, job := range neighbours {
 		f.untouched(t, job)
 	}
+	eventuallyCounts(t, registry, map[string]float64{`starling_sandbox_process_deaths_total`: 1})
 }
 
 // TestPoisonInASharedProcess: of two guests in a process that dies nobody knows

@@ -60,6 +60,8 @@ type Sandbox interface {
 	// UnlinkedBytes is what running guests hold open that has no name any more, by
 	// their work directory.
 	UnlinkedBytes() (map[string]int64, error)
+	// Deaths is how many of its processes died that were still of use.
+	Deaths() uint64
 }
 
 // New makes a worker on parts that the caller owns and closes after Run. It
