@@ -77,8 +77,6 @@ func TestJobDefaults(t *testing.T) {
 	}
 }
 
-// TestJobMembersAreExact has each member in another case beside, or in place
-// of, the right one.
 // TestAnEarlyDeadlineIsOne: only one that is left out is none.
 func TestAnEarlyDeadlineIsOne(t *testing.T) {
 	t.Parallel()
@@ -97,6 +95,8 @@ func TestAnEarlyDeadlineIsOne(t *testing.T) {
 	}
 }
 
+// TestJobMembersAreExact has each member in another case beside, or in place
+// of, the right one.
 func TestJobMembersAreExact(t *testing.T) {
 	t.Parallel()
 	for _, noise := range []string{

@@ -22,8 +22,8 @@ func (t Time) Std() time.Time { return t.t }
 // IsZero reports whether no time was set.
 func (t Time) IsZero() bool { return t.t.IsZero() }
 
-// set is a time that was given: the year 1 is long past, and no time at all is
-// none. The zero value's instant becomes the next millisecond.
+// set is t as a time that somebody gave. The zero value's instant would read as no
+// time at all, so it becomes the next millisecond, which is as long past.
 func (t Time) set() Time {
 	if t.IsZero() {
 		return NewTime(t.t.Add(time.Millisecond))
