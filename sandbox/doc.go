@@ -6,7 +6,7 @@
 // and an [Engine] in this process, for embedding and tests. Inside a sandbox
 // process an engine runs the guest as well, so the main path is
 //
-//	Supervisor.Run → compiled (compiler.go) → take (process.go) → remoteRun.run
+//	Supervisor.Run → ground (ground.go) → compiled (compiler.go) → take → remoteRun.run
 //	    │ a socket pair: pipe.go, pipemessage.go
 //	    ▼
 //	ProcessMain (child.go) → confine.Apply → childSlot.serve → childRun.run

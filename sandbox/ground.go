@@ -15,11 +15,11 @@ type ground struct {
 
 // ground finds the directories, makes those that are gone, and replaces the
 // processes that are bound to others. What was compiled is compiled again when it
-// is gone. An error is this host's fault.
+// is gone. It costs two looks at the disk. An error is this host's fault.
 func (s *Supervisor) ground() (*ground, error) {
 	s.grounding.Lock()
 	defer s.grounding.Unlock()
-	last := s.stands.Load()
+	last := s.current.Load()
 	if last.same(s.cfg.WorkRoot) {
 		return last, nil
 	}
@@ -37,7 +37,7 @@ func (s *Supervisor) ground() (*ground, error) {
 	if g.compiled, err = os.Stat(found.dir); err != nil {
 		return nil, fmt.Errorf("sandbox cache: %w", err)
 	}
-	s.stands.Store(g)
+	s.current.Store(g)
 	if last != nil {
 		s.cfg.Logger.Warn("the work root or the cache was removed while in use: made anew, and sandbox processes replaced")
 		s.memory.forgetAll()
@@ -46,7 +46,7 @@ func (s *Supervisor) ground() (*ground, error) {
 	return g, nil
 }
 
-// same reports whether the directories are those on disk. No ground is never.
+// same reports whether the directories are those on disk; nil's never are.
 func (g *ground) same(workRoot string) bool {
 	if g == nil {
 		return false

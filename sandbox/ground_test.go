@@ -29,7 +29,7 @@ func TestRemovedDirectoriesAreMadeAnew(t *testing.T) {
 		"the cache, by another": func(t *testing.T, _, cache string) {
 			removed(t, cache)
 			s := newSupervisor(t, func(c *sandbox.ProcessConfig) { c.CacheDir = cache })
-			if end := s.Run(t.Context(), spec(t, testenv.WAT(t, "noop")), func(e event) {}); end.Kind != sandbox.Exited {
+			if end := s.Run(t.Context(), spec(t, testenv.WAT(t, "noop")), func(protocol.Event) {}); end.Kind != sandbox.Exited {
 				t.Errorf("the other's guest ended %+v", end)
 			}
 		},
@@ -47,7 +47,7 @@ func TestRemovedDirectoriesAreMadeAnew(t *testing.T) {
 					t.Fatal(err)
 				}
 				for range 3 {
-					if end := s.Run(t.Context(), withDirectory(t, work, noop), func(e event) {}); end.Kind != sandbox.Exited || end.Status != 0 {
+					if end := s.Run(t.Context(), withDirectory(t, work, noop), func(protocol.Event) {}); end.Kind != sandbox.Exited || end.Status != 0 {
 						t.Fatalf("the guest ended %+v\n%s", end, log.String())
 					}
 				}
@@ -81,11 +81,11 @@ func TestAHostFaultThatStaysIsNoRefusal(t *testing.T) {
 	if err := os.WriteFile(cache, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if end := s.Run(t.Context(), noop, func(e event) {}); end.Kind != sandbox.Refused || errors.Is(end.Err, sandbox.ErrRefused) {
+	if end := s.Run(t.Context(), noop, func(protocol.Event) {}); end.Kind != sandbox.Refused || errors.Is(end.Err, sandbox.ErrRefused) {
 		t.Errorf("with a file for a cache the guest ended %+v, want this host's fault", end)
 	}
 	removed(t, cache)
-	if end := s.Run(t.Context(), noop, func(e event) {}); end.Kind != sandbox.Exited {
+	if end := s.Run(t.Context(), noop, func(protocol.Event) {}); end.Kind != sandbox.Exited {
 		t.Errorf("then it ended %+v, want an exit", end)
 	}
 }
@@ -123,7 +123,7 @@ func TestACompileLockIsNotWaitedForWithoutEnd(t *testing.T) {
 			cache := t.TempDir()
 			noop := spec(t, testenv.WAT(t, "noop"))
 			var preparer interface {
-				Prepare(context.Context, string, digest) error
+				Prepare(context.Context, string, protocol.Digest) error
 				Close() error
 			}
 			if inProcess {
@@ -146,8 +146,3 @@ func TestACompileLockIsNotWaitedForWithoutEnd(t *testing.T) {
 		})
 	}
 }
-
-type (
-	event  = protocol.Event
-	digest = protocol.Digest
-)

@@ -44,9 +44,10 @@ type process struct {
 type slot struct {
 	process *process
 	pipe    *pipe
-	control *pipe     // what stops a guest; nil in a process that compiles
-	runs    int64     // used by whoever took the slot
-	idle    time.Time // since when; used in the same way
+	control *pipe // what stops a guest; nil in a process that compiles
+	// Used by whoever took the slot.
+	runs      int64
+	idleSince time.Time
 }
 
 func (s *slot) close() error {
@@ -62,7 +63,8 @@ func (s *slot) close() error {
 	return errors.Join(problems...)
 }
 
-// ping asks whether the process still answers.
+// ping asks whether the process still answers, and waits for pongTimeout at most.
+// Only whoever took the slot calls it, before its guest starts.
 func (s *slot) ping() error {
 	if err := s.pipe.conn.SetDeadline(time.Now().Add(pongTimeout)); err != nil {
 		return err
@@ -70,9 +72,11 @@ func (s *slot) ping() error {
 	if err := s.pipe.send(msgPing, nil); err != nil {
 		return err
 	}
-	if kind, _, err := s.pipe.receive(); err != nil {
+	kind, _, err := s.pipe.receive()
+	if err != nil {
 		return err
-	} else if kind != msgPong {
+	}
+	if kind != msgPong {
 		return fmt.Errorf("%w: a %q for a ping", errBadMessage, kind)
 	}
 	return s.pipe.conn.SetDeadline(time.Time{})
@@ -116,7 +120,7 @@ func (p *process) kill(culprit *slot) {
 	_ = p.command.Process.Kill() // it may be gone already
 }
 
-// retire ends a process that is to be taken no more, unless a guest is in it.
+// retire ends a process that is of no more use, unless a guest is in it.
 func (p *process) retire() {
 	p.mu.Lock()
 	idle := p.active == 0

@@ -109,10 +109,10 @@ type Supervisor struct {
 	compiling chan struct{}
 	memory    remembered
 
-	grounding sync.Mutex // held while the directories are looked at
-	stands    atomic.Pointer[ground]
+	grounding sync.Mutex             // held while the directories are looked at
+	current   atomic.Pointer[ground] // as it was found last; stored under grounding
 
-	idleAfter time.Duration // see take
+	idleAfter time.Duration // a process that was idle for longer is asked whether it answers
 	deaths    atomic.Uint64
 
 	density sync.Mutex // held while a process is started that several runs will share
@@ -235,10 +235,11 @@ func (s *Supervisor) removeTemporary() error {
 	return os.RemoveAll(s.temporary)
 }
 
-// The bounds of a process that had nothing to do for so long that it may have been
-// stopped meanwhile, and of its answer on a busy machine.
 const (
-	idleAfter   = time.Second
+	// idleAfter is how long a process may have nothing to do before it is asked
+	// whether it answers: it may have been stopped meanwhile.
+	idleAfter = time.Second
+	// pongTimeout is how long its answer may take, on a busy machine.
 	pongTimeout = 5 * time.Second
 )
 
@@ -246,7 +247,7 @@ const (
 func (s *Supervisor) take(digest protocol.Digest) (*slot, error) {
 	for {
 		place, err := s.takeAny(digest)
-		if err != nil || time.Since(place.idle) < s.idleAfter {
+		if err != nil || time.Since(place.idleSince) < s.idleAfter {
 			return place, err
 		}
 		if err = place.ping(); err == nil {
@@ -260,7 +261,7 @@ func (s *Supervisor) take(digest protocol.Digest) (*slot, error) {
 	}
 }
 
-// takeAny is take for a process that may have been stopped. Where several share a
+// takeAny is take that does not ask whether the process answers. Where several share a
 // process, a capsule that is suspect gets one to itself.
 func (s *Supervisor) takeAny(digest protocol.Digest) (*slot, error) {
 	if found := s.takeFree(digest); found != nil {
@@ -289,10 +290,10 @@ func (s *Supervisor) takeAny(digest protocol.Digest) (*slot, error) {
 func (s *Supervisor) takeFree(digest protocol.Digest) *slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	alone, stands := s.suspects[digest], s.stands.Load()
+	alone, current := s.suspects[digest], s.current.Load()
 	for i := len(s.free) - 1; i >= 0; i-- {
 		found := s.free[i]
-		if found.process.ground == stands && found.process.take(alone) {
+		if found.process.ground == current && found.process.take(alone) {
 			s.free = append(s.free[:i], s.free[i+1:]...)
 			return found
 		}
@@ -305,21 +306,21 @@ func (s *Supervisor) put(p *process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, place := range p.slots {
-		place.idle = time.Now()
+		place.idleSince = time.Now()
 	}
 	s.free = append(s.free, p.slots...)
-	if p.ground != s.stands.Load() { // replaced while it started
+	if p.ground != s.current.Load() { // replaced while it started
 		p.retire()
 	}
 }
 
 // give takes a place back when its guest is gone.
 func (s *Supervisor) give(used *slot) {
-	used.idle = time.Now()
+	used.idleSince = time.Now()
 	used.process.give()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if used.process.ground != s.stands.Load() {
+	if used.process.ground != s.current.Load() {
 		used.process.retire()
 	}
 	if used.process.isDead() {

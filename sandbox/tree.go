@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 )
 
@@ -67,6 +68,22 @@ func treeBytes(dir *os.Root, limit int64, depth int) (total int64, err error) {
 		err = nil
 	}
 	return total, err
+}
+
+// blocks is what a file of so many bytes counts with.
+func blocks(size int64) int64 {
+	if size > math.MaxInt64-entryBytes {
+		return math.MaxInt64
+	}
+	return max(1, (size+entryBytes-1)/entryBytes) * entryBytes
+}
+
+// sum is a + b, or as much as there can be. Neither is negative.
+func sum(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
 }
 
 // eachEntry calls fn for what is in a directory, in no order. A directory that

@@ -1,9 +1,9 @@
 package sandbox
 
 import (
-	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 )
 
@@ -39,11 +39,11 @@ func (w *workDirs) charge(pid int, total map[string]int64) error {
 	w.mu.Lock()
 	dirs := make(map[string]string, len(w.count)) // as the kernel tells them
 	for dir := range w.count {
-		real, err := filepath.EvalSymlinks(dir)
+		resolved, err := filepath.EvalSymlinks(dir)
 		if err != nil {
-			real = dir
+			resolved = dir
 		}
-		dirs[real+string(filepath.Separator)] = dir
+		dirs[resolved+string(filepath.Separator)] = dir
 	}
 	w.mu.Unlock()
 	if len(dirs) == 0 {
@@ -52,7 +52,7 @@ func (w *workDirs) charge(pid int, total map[string]int64) error {
 	held, err := unlinkedFiles(pid)
 	for _, file := range held {
 		for prefix, dir := range dirs {
-			if file.path == "" || len(file.path) > len(prefix) && file.path[:len(prefix)] == prefix {
+			if file.path == "" || strings.HasPrefix(file.path, prefix) {
 				total[dir] = sum(total[dir], blocks(file.bytes))
 			}
 		}
@@ -60,16 +60,16 @@ func (w *workDirs) charge(pid int, total map[string]int64) error {
 	return err
 }
 
-// unlinkedFile is one without a name.
+// unlinkedFile is an open file that has no name any more.
 type unlinkedFile struct {
-	path  string // that it had; "" when the kernel cannot tell
+	path  string // its last one; "" when the kernel cannot tell
 	bytes int64
 }
 
 // UnlinkedBytes adds up, by work directory, the files of running guests that have
 // no name any more and are still open, each as [TreeBytes] counts it. A directory
-// that is not in it has none. On a system without /proc it is empty. An error says
-// what could not be looked at; the rest counts.
+// without such files is not in the map; on another system than Linux none is. An
+// error says what could not be looked at; the rest counts.
 func (e *Engine) UnlinkedBytes() (map[string]int64, error) {
 	total := map[string]int64{}
 	return total, e.dirs.charge(os.Getpid(), total)
@@ -92,20 +92,4 @@ func (s *Supervisor) UnlinkedBytes() (map[string]int64, error) {
 		}
 	}
 	return total, problem
-}
-
-// blocks is what a file of so many bytes counts with.
-func blocks(size int64) int64 {
-	if size > math.MaxInt64-entryBytes {
-		return math.MaxInt64
-	}
-	return max(1, (size+entryBytes-1)/entryBytes) * entryBytes
-}
-
-// sum is a + b, or as much as there can be. Neither is negative.
-func sum(a, b int64) int64 {
-	if a > math.MaxInt64-b {
-		return math.MaxInt64
-	}
-	return a + b
 }

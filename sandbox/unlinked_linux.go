@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// unlinkedFiles are the regular files that a process of ours holds open and that
-// have no name any more, each once.
+// unlinkedFiles are the regular files without a name that a process of ours holds
+// open, each once. What was found before an error stands.
 func unlinkedFiles(pid int) ([]unlinkedFile, error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)

@@ -2,5 +2,5 @@
 
 package sandbox
 
-// unlinkedFiles needs /proc.
+// unlinkedFiles finds none: it needs /proc.
 func unlinkedFiles(int) ([]unlinkedFile, error) { return nil, nil }
