@@ -172,30 +172,37 @@ func symlink(target, path string) step {
 	}
 }
 
+// create opens a new file at a path, a constant; its descriptor stands at 200.
+func (p *program) create(path string) {
+	p.do(`(drop (call $open (i32.const 3) (i32.const 0) %s (i32.const 9) (i64.const 64) (i64.const 64) (i32.const 0) (i32.const 200)))`, path)
+}
+
+// fill writes so many blocks of 64 KiB to the file that create opened.
+func (p *program) fill(blocks int) {
+	p.do(`(local.set $i (i32.const %d))
+    (loop %[2]s (if (local.get $i) (then
+      (call $put (i32.load (i32.const 200)) (i32.const 131072) (i32.const 65536))
+      (local.set $i (i32.sub (local.get $i) (i32.const 1))) (br %[2]s))))`, blocks, p.label())
+}
+
 // heldFile writes so many blocks of 64 KiB to a file that has no name by then and
 // stays open.
 func heldFile(path string, blocks int) step {
 	return func(p *program) {
-		name, loop := p.constant(path), p.label()
-		p.do(`(drop (call $open (i32.const 3) (i32.const 0) %s (i32.const 9) (i64.const 64) (i64.const 64) (i32.const 0) (i32.const 200)))`, name)
+		name := p.constant(path)
+		p.create(name)
 		p.do(`(if (call $unlink (i32.const 3) %s) (then unreachable))`, name)
-		p.do(`(local.set $i (i32.const %d))
-    (loop %[2]s (if (local.get $i) (then
-      (call $put (i32.load (i32.const 200)) (i32.const 131072) (i32.const 65536))
-      (local.set $i (i32.sub (local.get $i) (i32.const 1))) (br %[2]s))))`, blocks, loop)
+		p.fill(blocks)
 	}
 }
 
 // file writes a file: text, then so many blocks of 64 KiB.
 func file(path, text string, blocks int) step {
 	return func(p *program) {
-		name, loop := p.constant(path), p.label()
-		p.do(`(drop (call $open (i32.const 3) (i32.const 0) %s (i32.const 9) (i64.const 64) (i64.const 64) (i32.const 0) (i32.const 200)))`, name)
+		name := p.constant(path)
+		p.create(name)
 		p.do(`(call $put (i32.load (i32.const 200)) %s)`, p.constant(text))
-		p.do(`(local.set $i (i32.const %d))
-    (loop %[2]s (if (local.get $i) (then
-      (call $put (i32.load (i32.const 200)) (i32.const 131072) (i32.const 65536))
-      (local.set $i (i32.sub (local.get $i) (i32.const 1))) (br %[2]s))))
-    (drop (call $close (i32.load (i32.const 200))))`, blocks, loop)
+		p.fill(blocks)
+		p.do(`(drop (call $close (i32.load (i32.const 200))))`)
 	}
 }

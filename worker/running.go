@@ -107,14 +107,14 @@ func (w *Worker) housekeep(ctx context.Context) {
 	quotas, prunes := time.NewTicker(quotaInterval), time.NewTicker(w.pruneEvery())
 	defer quotas.Stop()
 	defer prunes.Stop()
-	var unlinked problems
+	unread := false // whether the removed files of guests could not be read
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-quotas.C:
 			w.turned.Store(now.UnixNano())
-			w.measure(&unlinked)
+			unread = w.measure(unread)
 		case now := <-prunes.C:
 			if err := w.prune(now); err != nil {
 				w.log.Warn("old work directories not removed", "error", err)
@@ -124,14 +124,15 @@ func (w *Worker) housekeep(ctx context.Context) {
 }
 
 // measure stops the guests that are over their quota: what is in their directory,
-// and what they hold open that is in it no more.
-func (w *Worker) measure(unlinked *problems) {
+// and what they hold open that is in it no more. It says once that the latter cannot
+// be read: unread is what the last measure returned.
+func (w *Worker) measure(unread bool) bool {
 	guests := w.running.snapshot()
 	if len(guests) == 0 {
-		return
+		return unread
 	}
 	held, err := w.guests.UnlinkedBytes()
-	if unlinked.news(err) {
+	if err != nil && !unread {
 		w.log.Warn("removed files of guests do not count in their quota", "error", err)
 	}
 	for _, g := range guests {
@@ -149,18 +150,5 @@ func (w *Worker) measure(unlinked *problems) {
 		}
 		g.due = time.Now().Add(measureShare * time.Since(began))
 	}
-}
-
-// problems tells an error that stays only once.
-type problems struct{ last string }
-
-// news reports whether err is another than the last one.
-func (p *problems) news(err error) bool {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	fresh := text != "" && p.last == ""
-	p.last = text
-	return fresh
+	return err != nil
 }

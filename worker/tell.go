@@ -44,7 +44,7 @@ func (g *delegation) completeLost(ctx context.Context, entry broker.Entry) {
 // ack wait, so that its outcome is about as old and hardly waited for.
 func (g *delegation) letTell(ctx context.Context, entry broker.Entry) (broker.Entry, error) {
 	ackWait := g.w.taker.AckWait()
-	// Another host's clock may be wrong: by no more than an ack wait's worth.
+	// An ack wait at most: the clock of the host that wrote ended_at may be ahead.
 	left := min(ackWait, ackWait-time.Since(entry.Record.EndedAt.Std()))
 	until := time.NewTimer(left)
 	defer until.Stop()
