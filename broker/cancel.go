@@ -145,8 +145,9 @@ func (b *Bus) Cancel(
 }
 
 // recordToCancel reads a record that its parent may have written a moment ago, and
-// that a server which was away may not have yet: it is [ErrNoRecord] by the leader's
-// word, and until then [ErrUnavailable]. Who may not ask the leader takes the reads' word.
+// that a server which was away may not have yet. That there is none is [ErrNoRecord]
+// only by the leader's word; when the leader has one, the error is [ErrUnavailable].
+// For a user who may not ask the leader, the read decides.
 func (b *Bus) recordToCancel(ctx context.Context, session protocol.SessionID, delegation protocol.DelegationID) (Entry, error) {
 	e, err := b.ReadRecord(ctx, session, delegation, 1)
 	if !errors.Is(err, ErrNoRecord) {

@@ -41,8 +41,8 @@ func (b *Bus) QueuedJobs(ctx context.Context) (map[protocol.TaskID]bool, error) 
 	return queued, err
 }
 
-// JobDeadline is the deadline of the job of a record, as it stands in the stream: zero
-// for one without, that is not there (any more), or that cannot be read.
+// JobDeadline reads the deadline of a record's job from the stream. It is zero when
+// the job has none, is not in the stream, or cannot be parsed.
 func (b *Bus) JobDeadline(ctx context.Context, rec protocol.Record) (protocol.Time, error) {
 	m, err := b.read(ctx, b.ns.JobsStream(), b.ns.JobSubject(rec.Pool, rec.Lane, rec.TaskID))
 	if err != nil || m.seq == 0 {

@@ -85,6 +85,16 @@ func (w *Watch) Next(ctx context.Context) (WatchEvent, error) {
 // Next runs.
 func (w *Watch) Close() { w.follower.close() }
 
+// FramesStored reports whether the bus still has any frame of a task, by the
+// word of the stream's leader. It needs an observer's rights. Blocks until the bus
+// answers or ctx is done.
+func (b *Bus) FramesStored(ctx context.Context, task protocol.TaskID) (bool, error) {
+	if err := protocol.ValidateName("task_id", string(task)); err != nil {
+		return false, err
+	}
+	return b.led(ctx, b.ns.TasksStream(), b.ns.TaskSubject(task))
+}
+
 // frameOrder restores the order of a task's frames.
 type frameOrder struct {
 	live    bool
@@ -184,13 +194,4 @@ func (o *frameOrder) finish(attempt, seq int) []WatchEvent {
 		o.attempt, o.next = attempt, 1
 	}
 	return o.skip(events, seq-1)
-}
-
-// FramesStored reports whether the bus still has any frame of a task, by its leader's
-// word. It needs an observer's rights.
-func (b *Bus) FramesStored(ctx context.Context, task protocol.TaskID) (bool, error) {
-	if err := protocol.ValidateName("task_id", string(task)); err != nil {
-		return false, err
-	}
-	return b.led(ctx, b.ns.TasksStream(), b.ns.TaskSubject(task))
 }
