@@ -1,14 +1,11 @@
 package main
 
 import (
-	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"starling/broker"
 	"starling/protocol"
 	"starling/testenv"
 )
@@ -88,67 +85,6 @@ func TestADeadlineOfTheJobIsNotTheManifests(t *testing.T) {
 	}
 }
 
-// TestWaitingEndsAtTheDeadlineOfAJobThatNobodyTakes, for nobody writes its end.
-func TestWaitingEndsAtTheDeadlineOfAJobThatNobodyTakes(t *testing.T) {
-	t.Parallel()
-	f := testFleet(t, nil)
-	o := operator{t, f.server.ClientURL()}
-	o.must("init", "--pools", "gpu")
-	o.must("capsule", "push", hello(t))
-	dispatch := func(args ...string) result {
-		return o.do(append([]string{"dispatch", "hello@1.0.0", "--task", "x", "--pool", "gpu", "--allow-unserved", "--deadline", "50ms"}, args...)...)
-	}
-	for _, mode := range []string{"--wait", "--follow"} {
-		got := dispatch(mode)
-		if got.status != exitTerminated {
-			t.Errorf("dispatch %s = %d, want %d\n%s", mode, got.status, exitTerminated, got.err)
-		}
-		contains(t, "stderr", got.err, "passed before a worker of pool gpu took its job", "still stands in the queue", "starling cancel ses_")
-	}
-	got := dispatch("--wait", "--json")
-	rec := decoded[protocol.Record](t, got.out)
-	if got.status != exitTerminated || rec.Status != protocol.StatusSubmitted {
-		t.Errorf("dispatch --wait --json = %d with %s, want %d with the record as it stands", got.status, rec.Status, exitTerminated)
-	}
-	contains(t, "doctor", o.do("doctor").out, "3 queued past the deadline", rec.Key())
-	contains(t, "cancel", o.must("cancel", rec.Key()), "terminated (")
-	contains(t, "doctor", o.do("doctor").out, "2 queued past the deadline")
-
-	in := o.do("dispatch", "hello@1.0.0", "--task", "x", "--deadline", "1h", "--wait")
-	if in.status != exitOK {
-		t.Errorf("a task that ends in time = %d\n%s", in.status, in.err)
-	}
-	contains(t, "stdout", in.out, ": ok (session ended, ")
-}
-
-// TestADeadlineOfARunningTaskIsWaitedFor: its worker ends it and writes that down.
-func TestADeadlineOfARunningTaskIsWaitedFor(t *testing.T) {
-	t.Parallel()
-	f := testFleet(t, nil)
-	o := operator{t, f.server.ClientURL()}
-	o.must("capsule", "push", agent(t, protocol.OutputEvents))
-	got := o.do("dispatch", "agent@1.0.0", "--task", "sleeper", "--deadline", "1s", "--wait")
-	if got.status != exitTerminated {
-		t.Errorf("status = %d, want %d\n%s", got.status, exitTerminated, got.err)
-	}
-	contains(t, "stdout", got.out, ": terminated (")
-}
-
-// TestACancelThatTakesLongSaysWhatItWaitsFor.
-func TestACancelThatTakesLongSaysWhatItWaitsFor(t *testing.T) {
-	t.Parallel()
-	f := testFleet(t, func(c *fleetConfig) { c.worker.CancelGrace = 3 * patience })
-	o := operator{t, f.server.ClientURL()}
-	o.must("capsule", "push", killer(t), "--name", "killer", "--capsule-version", "1")
-	rec := decoded[protocol.Record](t, o.must("dispatch", "killer@1", "--task", "x", "--json"))
-	saysInAttempt(t, f.bus, rec.TaskID, 1, "ready")
-	got := o.do("cancel", rec.Key())
-	if got.status != exitOK {
-		t.Errorf("cancel = %d\n%s", got.status, got.err)
-	}
-	contains(t, "stderr", got.err, string(f.staff.worker.ID())+" was asked to stop", "STARLING_CANCEL_GRACE")
-}
-
 // TestWatchAndDispatchEndWithTheSameLine.
 func TestWatchAndDispatchEndWithTheSameLine(t *testing.T) {
 	t.Parallel()
@@ -164,49 +100,4 @@ func TestWatchAndDispatchEndWithTheSameLine(t *testing.T) {
 	if !strings.HasSuffix(watched.err, waited.out) {
 		t.Errorf("watch ends with\n%s\nand dispatch --wait with\n%s", watched.err, waited.out)
 	}
-}
-
-// TestWhatACapsuleCommandDidIsSaid on standard error, for people.
-func TestWhatACapsuleCommandDidIsSaid(t *testing.T) {
-	t.Parallel()
-	f := testFleet(t, nil)
-	o := operator{t, f.server.ClientURL()}
-	dir := hello(t)
-	first := o.do("capsule", "push", dir)
-	contains(t, "the first push", first.err, "stored, ", " MB")
-	second := o.do("capsule", "push", dir)
-	contains(t, "the second push", second.err, "the store has it already", "nothing was changed")
-	if first.out != second.out {
-		t.Errorf("stdout = %q, then %q", first.out, second.out)
-	}
-	if got := o.must("capsule", "inspect", "hello@1.0.0", "--json"); strings.Count(got, "\n") != 1 {
-		t.Errorf("capsule inspect --json = %q, want a line", got)
-	}
-	if got := o.must("capsule", "inspect", "hello@1.0.0"); strings.Count(got, "\n") < 10 {
-		t.Errorf("capsule inspect = %q, want a line a setting", got)
-	}
-	contains(t, "capsule rm", o.do("capsule", "rm", "hello@1.0.0").err, "removed hello@1.0.0")
-	gone := o.do("dispatch", "hello@1.0.0", "--task", "x")
-	contains(t, "dispatch of what was not pushed", gone.err, "push it", "starling capsule ls")
-}
-
-// TestASecondDevNamesBothPorts: one message, whichever of them is seen first.
-func TestASecondDevNamesBothPorts(t *testing.T) {
-	t.Parallel()
-	server, err := broker.StartServer(t.Context(), broker.ServerConfig{StoreDir: t.TempDir(), Host: "127.0.0.1", Port: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Close)
-	door, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = door.Close() })
-	_, port, _ := strings.Cut(strings.TrimPrefix(server.ClientURL(), "nats://"), ":")
-	got := starling(t, "", runArgs(t, "dev", "--store", t.TempDir(), "--port", port, "--door-listen", door.Addr().String())...)
-	if got.status != exitFailure {
-		t.Errorf("status = %d, want %d", got.status, exitFailure)
-	}
-	contains(t, "stderr", got.err, door.Addr().String(), fmt.Sprintf("127.0.0.1:%s", port), "does another `starling dev` run?", "--store")
 }

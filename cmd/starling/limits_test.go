@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -372,10 +371,6 @@ func TestLimitsWorkersDiskIsFull(t *testing.T) {
 // TestLimitsRunOnASmallDisk: one task needs little room for its server's store, and
 // without that is told where to find it.
 func TestLimitsRunOnASmallDisk(t *testing.T) {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range []struct {
 		bytes, status int
 		says          string
@@ -383,8 +378,8 @@ func TestLimitsRunOnASmallDisk(t *testing.T) {
 		{8 << 20, exitOK, "ok (session ended"},
 		{300 << 10, exitFailure, "name another place with TMPDIR"},
 	} {
-		run := exec.Command(self, runArgs(t, "run", testenv.WAT(t, "noop"), "--task", "x")...)
-		run.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+smallDisk(t, c.bytes))
+		run := program(t, runArgs(t, "run", testenv.WAT(t, "noop"), "--task", "x")...)
+		run.Env = append(run.Env, "TMPDIR="+smallDisk(t, c.bytes))
 		said, err := run.CombinedOutput()
 		if status := exitCode(err); status != c.status {
 			t.Errorf("run with %d bytes = %d, want %d\n%s", c.bytes, status, c.status, said)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -147,4 +148,16 @@ func contains(t *testing.T, what, got string, want ...string) {
 			t.Errorf("%s does not hold %q:\n%s", what, text, got)
 		}
 	}
+}
+
+// program is the program with arguments, as a process that does not run yet.
+func program(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := exec.Command(self, args...)
+	process.Env = append(os.Environ(), asProgram+"=1")
+	return process
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 )
@@ -12,10 +11,6 @@ import (
 func TestAReaderThatGoesIsNoError(t *testing.T) {
 	t.Parallel()
 	f := testFleet(t, nil)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, command := range []string{"ps --all", "workers", "stats", "stats --json", "capsule ls", "dlq ls", "doctor"} {
 		reader, writer, err := os.Pipe()
 		if err != nil {
@@ -23,8 +18,8 @@ func TestAReaderThatGoesIsNoError(t *testing.T) {
 		}
 		_ = reader.Close() // nobody reads
 		var said bytes.Buffer
-		cmd := exec.CommandContext(t.Context(), self, append(strings.Fields(command), "--url", f.server.ClientURL())...)
-		cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), asProgram+"=1"), writer, &said
+		cmd := program(t, append(strings.Fields(command), "--url", f.server.ClientURL())...)
+		cmd.Stdout, cmd.Stderr = writer, &said
 		_ = cmd.Run() // 1, for nothing was written
 		_ = writer.Close()
 		if cmd.ProcessState.ExitCode() != exitFailure || said.Len() > 0 {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -16,13 +14,9 @@ import (
 // temporary files.
 func TestRunInterruptedAtItsStart(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	temp := t.TempDir()
-	run := exec.Command(self, "run", testenv.WAT(t, "noop"), "--task", "x", "--work-root", t.TempDir(), "--cache-dir", testenv.CompiledCache(t))
-	run.Env = append(os.Environ(), asProgram+"=1", "TMPDIR="+temp)
+	run := program(t, "run", testenv.WAT(t, "noop"), "--task", "x", "--work-root", t.TempDir(), "--cache-dir", testenv.CompiledCache(t))
+	run.Env = append(run.Env, "TMPDIR="+temp)
 	if err := run.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -44,13 +38,9 @@ func TestRunInterruptedAtItsStart(t *testing.T) {
 // TestRunSaysWhatAnInterruptDoes, and a second one.
 func TestRunSaysWhatAnInterruptDoes(t *testing.T) {
 	t.Parallel()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var out, errs output
-	run := exec.Command(self, "run", killer(t), "--task", "x", "--json", "--work-root", t.TempDir(), "--cache-dir", testenv.CompiledCache(t), "--cancel-grace", "10m")
-	run.Env, run.Stdout, run.Stderr = append(os.Environ(), asProgram+"=1"), &out, &errs
+	run := program(t, "run", killer(t), "--task", "x", "--json", "--work-root", t.TempDir(), "--cache-dir", testenv.CompiledCache(t), "--cancel-grace", "10m")
+	run.Stdout, run.Stderr = &out, &errs
 	process := startProcess(t, run)
 	testenv.EventuallyTrue(t, 60*time.Second, "the guest runs", func() bool { return strings.Contains(out.String(), "ready") })
 	for _, says := range []string{"canceling; once more to stop at once", "stopping at once"} {
