@@ -131,7 +131,7 @@ func (a *app) capsuleInspect() *cobra.Command {
 	return bindAll(cmd, &buses)
 }
 
-// printCapsule writes an entry of the store for people.
+// printCapsule writes an entry of the store as JSON that people can read.
 func (a *app) printCapsule(entry protocol.CapsuleEntry) error {
 	out := json.NewEncoder(jsonWriter{a.out})
 	out.SetIndent("", "  ")

@@ -52,7 +52,7 @@ func parseDelegation(what string) (delegationRef, error) {
 	return ref, nil
 }
 
-// clipped is an argument that an error repeats.
+// clipped is an argument for an error that repeats it, of 140 bytes at most.
 func clipped(s string) string {
 	if len(s) > 140 {
 		return strings.ToValidUTF8(s[:140], "") + "…"

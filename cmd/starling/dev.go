@@ -84,9 +84,9 @@ func (a *app) dev(ctx context.Context, f *devFlags) (err error) {
 		return err
 	}
 	defer func() {
-		heard := a.onSignal(signals, "stopping at once", fleet.staff.worker.Stop)
+		stop := a.onSignal(signals, "stopping at once", fleet.staff.worker.Stop)
 		err = errors.Join(err, fleet.stop())
-		heard()
+		stop()
 	}()
 	fmt.Fprintf(a.err, `starling dev is ready: server %s, pool %s, door %s of session %s
 
@@ -112,21 +112,22 @@ Ctrl-C ends it.
 // taken explains a door that cannot listen: mostly another dev runs, and has the
 // server's port too.
 func (f *devFlags) taken(ctx context.Context, err error) error {
-	const fix = "give the door a free address with --door-listen, such as 127.0.0.1:0 for any"
+	alone := fmt.Errorf("%w: give the door a free address with --door-listen, such as 127.0.0.1:0 for any", err)
 	server := net.JoinHostPort("127.0.0.1", strconv.Itoa(f.port))
 	if !errors.Is(err, syscall.EADDRINUSE) || f.port <= 0 {
-		return fmt.Errorf("%w: %s", err, fix)
+		return alone
 	}
 	conn, dialErr := new(net.Dialer).DialContext(ctx, "tcp", server)
 	if dialErr != nil {
-		return fmt.Errorf("%w: %s", err, fix)
+		return alone
 	}
 	_ = conn.Close() // it was only asked whether somebody listens
 	return fmt.Errorf("%w, and something listens at %s, where the server should: does another `starling dev` run? "+
 		"Use that one, or give this one its own --port, --door-listen and --store", err, server)
 }
 
-// onSignal does something at the next signal, until the returned function is called.
+// onSignal says a line and calls do at the next signal, unless stop is called before.
+// stop waits for both.
 func (a *app) onSignal(signals <-chan os.Signal, says string, do func()) (stop func()) {
 	done := make(chan struct{})
 	var listening sync.WaitGroup

@@ -151,7 +151,8 @@ func (a *app) dispatch(ctx context.Context, bus *broker.Bus, f *dispatchFlags, j
 	return nil
 }
 
-// attend follows a delegation, or waits for it, to its end or its user's.
+// attend follows a delegation, or waits for it, until it has ended, its deadline has
+// passed in the queue, or its user interrupts. The error is the exit status.
 func (a *app) attend(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job protocol.Job, rec protocol.Record) error {
 	attending, leave := a.leaving(ctx, rec)
 	defer leave()

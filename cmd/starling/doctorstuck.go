@@ -68,6 +68,7 @@ func named(records []protocol.Record) string {
 	return joined(keys)
 }
 
+// stuck reads the ledger.
 func (x *examination) stuck(ctx context.Context) (stuck, error) {
 	var s stuck
 	var open []protocol.Record
@@ -85,11 +86,11 @@ func (x *examination) stuck(ctx context.Context) (stuck, error) {
 		default:
 			if rec.Status == protocol.StatusSubmitted && looked < maxDeadlines {
 				looked++
-				deadline, err := x.bus.JobDeadline(ctx, rec)
+				late, err := x.overdue(ctx, rec)
 				if err != nil {
 					return s, err
 				}
-				if !deadline.IsZero() && time.Now().After(deadline.Std().Add(overdueAfter)) {
+				if late {
 					s.overdue = append(s.overdue, rec)
 				}
 			}
@@ -101,9 +102,21 @@ func (x *examination) stuck(ctx context.Context) (stuck, error) {
 	if len(open) == 0 {
 		return s, nil
 	}
+	err := x.jobless(ctx, open, &s)
+	return s, err
+}
+
+// overdue reports whether the deadline of a queued job has passed.
+func (x *examination) overdue(ctx context.Context, rec protocol.Record) (bool, error) {
+	deadline, err := x.bus.JobDeadline(ctx, rec)
+	return err == nil && !deadline.IsZero() && time.Now().After(deadline.Std().Add(overdueAfter)), err
+}
+
+// jobless adds the records of open to s whose job is gone and that no worker has.
+func (x *examination) jobless(ctx context.Context, open []protocol.Record, s *stuck) error {
 	queued, err := x.bus.QueuedJobs(ctx)
 	if err != nil {
-		return s, err
+		return err
 	}
 	live := map[protocol.WorkerID]bool{}
 	for _, w := range x.workers {
@@ -119,10 +132,10 @@ func (x *examination) stuck(ctx context.Context) (stuck, error) {
 			continue
 		}
 		if err != nil {
-			return s, err
+			return err
 		}
 		if there, err := x.bus.JobQueued(ctx, rec); err != nil {
-			return s, err
+			return err
 		} else if there {
 			continue
 		}
@@ -138,7 +151,7 @@ func (x *examination) stuck(ctx context.Context) (stuck, error) {
 			s.orphaned = append(s.orphaned, rec)
 		}
 	}
-	return s, nil
+	return nil
 }
 
 func (x *examination) deadLetters(ctx context.Context) {

@@ -39,7 +39,8 @@ type staff struct {
 }
 
 // newStaff wires a worker to a bus and a monitor. close it after the worker's Run.
-// around, where there is one, is put around the guests.
+// around, where it is not nil, gives the worker other guests in the place of those
+// that it is given.
 func newStaff(
 	cfg worker.Config, where sandboxSettings, told completion.Config, bus *broker.Bus, watched *monitor, log *slog.Logger,
 	around func(guests) guests,

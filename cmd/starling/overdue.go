@@ -15,9 +15,10 @@ import (
 var errOverdue = errors.New("the deadline passed in the queue")
 
 const (
-	// overdueAfter is what a worker that watches the deadline has to write that down.
+	// overdueAfter is how long after the deadline a worker may take to write the end
+	// of a delegation that it has.
 	overdueAfter = 2 * time.Second
-	// overduePoll is how often a task that still runs then is looked at.
+	// overduePoll is how often a delegation that has not ended by then is looked at.
 	overduePoll = time.Second
 )
 

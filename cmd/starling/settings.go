@@ -347,14 +347,25 @@ func variableError(err error) error {
 	if !errors.As(err, &parse) {
 		return err
 	}
-	kind := map[string]string{
-		"bool": "true or false", "int": "a whole number", "int64": "a whole number",
-		"time.Duration": "a duration, such as 30s or 5m",
-	}[parse.TypeName]
+	kind := expected(parse.TypeName)
 	if kind == "" {
 		return fmt.Errorf("%s cannot be read: it is of type %s", parse.KeyName, parse.TypeName)
 	}
 	return fmt.Errorf("%s is %q: it is %s", parse.KeyName, parse.Value, kind)
+}
+
+// expected says for people what a value of a type is, as envconfig and pflag name
+// the type; "" where the type has no words of its own.
+func expected(typeName string) string {
+	switch typeName {
+	case "bool":
+		return "true or false"
+	case "int", "int64":
+		return "a whole number"
+	case "time.Duration", "duration":
+		return "a duration, such as 30s or 5m"
+	}
+	return ""
 }
 
 // flagError words a flag's value that cannot be read, as variableError does.
@@ -362,10 +373,7 @@ func flagError(_ *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
 		flag := invalid.GetFlag()
-		kind := map[string]string{
-			"bool": "true or false", "int": "a whole number", "int64": "a whole number", "duration": "a duration, such as 30s or 5m",
-		}[flag.Value.Type()]
-		if kind != "" {
+		if kind := expected(flag.Value.Type()); kind != "" {
 			err = fmt.Errorf("--%s is %q: it is %s", flag.Name, invalid.GetValue(), kind)
 		}
 	}

@@ -63,7 +63,9 @@ type checkedOutput struct {
 func (o *checkedOutput) Write(p []byte) (int, error) {
 	n, err := o.Writer.Write(p)
 	if err != nil && o.err == nil {
-		o.err = fmt.Errorf("standard output: %v", err) // of a task that is followed it is said: it may go on
+		// Not %w: a closed pipe ends other commands without a word, and here it is
+		// said, for the task may go on.
+		o.err = fmt.Errorf("standard output: %v", err)
 	}
 	return n, err
 }
