@@ -154,10 +154,18 @@ func (b *Bus) recordToCancel(ctx context.Context, session protocol.SessionID, de
 		return e, err
 	}
 	bucket, key := b.ns.LedgerBucket(), protocol.LedgerKey(session, delegation)
-	if e, rerr := b.readOnce(ctx, key); rerr != nil || e.Revision > 0 {
-		return Entry{}, err // withdrawn
+	switch e, rerr := b.readOnce(ctx, key); {
+	case rerr != nil:
+		return Entry{}, rerr
+	case e.Record.DelegationID != "":
+		return e, nil // it came meanwhile
+	case e.Revision > 0:
+		return Entry{}, err // it was withdrawn
 	}
-	if there, lerr := b.led(ctx, kvStream(bucket), kvSubject(bucket, key)); lerr == nil && there {
+	switch there, lerr := b.led(ctx, kvStream(bucket), kvSubject(bucket, key)); {
+	case passes(lerr):
+		return Entry{}, lerr
+	case lerr == nil && there:
 		return Entry{}, fmt.Errorf("%w: the server that was asked does not have the record of %s yet: cancel again", ErrUnavailable, delegation)
 	}
 	return Entry{}, err

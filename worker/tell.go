@@ -38,6 +38,9 @@ func (g *delegation) completeLost(ctx context.Context, entry broker.Entry) {
 	}
 }
 
+// looksPerAckWait is how often the record is read while another may be telling.
+const looksPerAckWait = 40
+
 // letTell leaves the worker that wrote a fresh outcome the time to tell the parent
 // of it, and gives the record as it stands then. A bus that loses a server delivers
 // a job again while its worker lives; a worker that is lost was not renewed for an
@@ -48,7 +51,7 @@ func (g *delegation) letTell(ctx context.Context, entry broker.Entry) (broker.En
 	left := min(ackWait, ackWait-time.Since(entry.Record.EndedAt.Std()))
 	until := time.NewTimer(left)
 	defer until.Stop()
-	ticker := time.NewTicker(ackWait / 40)
+	ticker := time.NewTicker(ackWait / looksPerAckWait)
 	defer ticker.Stop()
 	for g.untold(entry) {
 		select {
