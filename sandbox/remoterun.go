@@ -104,7 +104,7 @@ func (s *Supervisor) tryRun(ctx context.Context, spec *Spec, found code, emit fu
 			s.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
 		}
 	}()
-	place, err := s.take(spec.Digest)
+	place, err := s.take(ctx, spec.Digest)
 	if err != nil {
 		return Ending{}, err
 	}

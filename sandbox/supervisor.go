@@ -240,11 +240,11 @@ const (
 	// whether it answers: it may have been stopped meanwhile.
 	idleAfter = time.Second
 	// pongTimeout is how long its answer may take, on a busy machine.
-	pongTimeout = 5 * time.Second
+	pongTimeout = 2 * time.Second
 )
 
 // take gives a free place in a process that answers, or one in a new process.
-func (s *Supervisor) take(digest protocol.Digest) (*slot, error) {
+func (s *Supervisor) take(ctx context.Context, digest protocol.Digest) (*slot, error) {
 	for {
 		place, err := s.takeAny(digest)
 		if err != nil || time.Since(place.idleSince) < s.idleAfter {

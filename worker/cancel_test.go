@@ -196,7 +196,7 @@ func TestCancelOfATaskThatIsHandedBack(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	m := f.hire(t, nil)
-	if err := os.RemoveAll(m.cfg.WorkRoot); err != nil {
+	if err := errors.Join(os.RemoveAll(m.cfg.WorkRoot), os.WriteFile(m.cfg.WorkRoot, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	job := f.dispatch(t, f.job(f.push(t, "nowhere", guest(t, say("ran"))), "x"))
