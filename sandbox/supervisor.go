@@ -258,6 +258,9 @@ func (s *Supervisor) take(ctx context.Context, digest protocol.Digest) (*slot, e
 		p.kill(place)
 		<-p.dead
 		s.give(place)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 	}
 }
 

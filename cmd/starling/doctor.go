@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -114,20 +115,30 @@ func (a *app) examine(ctx context.Context, buses busSettings) (*examination, err
 	name, url, version := bus.Server()
 	x.say("server", fine, "", "%s at %s runs NATS %s", name, url, version)
 	x.confinement()
-	if !x.account(ctx) {
+	if !within(ctx, x.account) {
 		return x, nil
 	}
-	x.rights(ctx)
-	if x.topology(ctx) {
+	within(ctx, func(ctx context.Context) bool { x.rights(ctx); return true })
+	if within(ctx, x.topology) {
 		x.clock()
 		x.room()
-		x.pools(ctx)
-		x.ledger(ctx)
-		x.deadLetters(ctx)
+		for _, look := range []func(context.Context){x.pools, x.ledger, x.deadLetters} {
+			within(ctx, func(ctx context.Context) bool { look(ctx); return true })
+		}
 	} else {
 		x.say("skipped", warning, "", "without the streams these were not looked at: clock, room, pools, delegations, dead letters")
 	}
 	return x, nil
+}
+
+// lookWithin bounds each part of the examination: streams without a leader would be
+// waited for until they have one.
+const lookWithin = 10 * time.Second
+
+func within(ctx context.Context, look func(context.Context) bool) bool {
+	ctx, cancel := context.WithTimeoutCause(ctx, lookWithin, fmt.Errorf("no answer within %s: has the cluster enough servers?", lookWithin))
+	defer cancel()
+	return look(ctx)
 }
 
 func (a *app) printChecks(x *examination, asJSON bool) error {

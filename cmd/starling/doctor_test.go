@@ -90,6 +90,11 @@ func TestDoctorAtThreeServers(t *testing.T) {
 		}
 		return nil
 	})
+	// Without a quorum nothing answers: doctor says so and ends.
+	c.Stop(1)
+	if d := doctor(t, "--url", c.Servers[0].URL()); d.Status != problem || !strings.Contains(d.of("streams"), "unavailable") {
+		t.Errorf("doctor = %+v, want a problem: no stream has a leader", d)
+	}
 }
 
 func TestDoctorSaysWhatIsMissing(t *testing.T) {
