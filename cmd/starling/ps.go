@@ -23,8 +23,8 @@ func (a *app) psCommand() *cobra.Command {
 		Long: `List delegations in the order they were submitted: those that wait or run; with
 --all ended ones too; with --undelivered those that ended and whose parent should
 have been told and was not, and why. TOLD is yes, failed, no (not yet) or - (there
-is nobody to tell). The delegation's id is what watch, result, cancel and redeliver
-take.`,
+is nobody to tell, or it has not ended). The delegation's id is what watch, result,
+cancel and redeliver take.`,
 		Example: "  starling ps --undelivered",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
