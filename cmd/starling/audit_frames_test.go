@@ -60,12 +60,7 @@ func (a *auditor) attempt(job protocol.Job, f *taskFrames, number int, attempt *
 	}
 	for seq := 1; seq <= len(attempt.seqs); seq++ {
 		if attempt.seqs[seq] == 0 {
-			// What a lost worker had under way may be lost with it: it says nothing more.
-			if next := f.attempts[number+1]; next != nil && lostWorker.MatchString(next.first) {
-				a.counts["lost attempts that lack a frame"]++
-			} else {
-				a.bad(holes, job, "attempt %d lacks %d of %d", number, seq, len(attempt.seqs))
-			}
+			a.bad(holes, job, "attempt %d lacks %d of %d", number, seq, len(attempt.seqs))
 			break
 		}
 	}
