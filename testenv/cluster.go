@@ -75,8 +75,9 @@ func startCluster(t testing.TB, options []Option) (*ServerCluster, error) {
 }
 
 // The ports that freePorts chooses from: below those that systems give to outgoing
-// connections, one of which could take a port between the look and the listen.
-const firstPort, ports = 10_000, 22_000
+// connections (some from 16,000 on), one of which could take a port between the look
+// and the listen.
+const firstPort, ports = 10_000, 6_000
 
 // freePorts finds ports that nobody listens on; all are held until all are found.
 func freePorts(n int) ([]int, error) {

@@ -169,36 +169,63 @@ type ProcessCluster struct {
 // ClusterOfProcesses starts three servers on this host and waits until they work.
 func ClusterOfProcesses(t testing.TB) *ProcessCluster {
 	t.Helper()
-	ports, err := freePorts(3 * clusterSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var configs []ServerConfig
+	return onFreePorts(t, 3*clusterSize, threeServers)
+}
+
+func threeServers(addrs []string) (configs []ServerConfig) {
 	for i := range clusterSize {
 		configs = append(configs, ServerConfig{
 			Name: fmt.Sprintf("testenv-%d", i),
-			Addr: fmt.Sprintf("127.0.0.1:%d", ports[i]), Cluster: fmt.Sprintf("127.0.0.1:%d", ports[clusterSize+i]),
-			Monitor: fmt.Sprintf("127.0.0.1:%d", ports[2*clusterSize+i]),
+			Addr: addrs[i], Cluster: addrs[clusterSize+i], Monitor: addrs[2*clusterSize+i],
 		})
 	}
-	return ClusterOf(t, configs)
+	return configs
 }
 
 // OneServerProcess starts a server alone, as a cluster of one that has no replicas,
 // and waits until it works.
 func OneServerProcess(t testing.TB) *ProcessCluster {
 	t.Helper()
-	ports, err := freePorts(2)
-	if err != nil {
-		t.Fatal(err)
+	return onFreePorts(t, 2, func(addrs []string) []ServerConfig {
+		return []ServerConfig{{Name: "testenv-0", Addr: addrs[0], Monitor: addrs[1]}}
+	})
+}
+
+// onFreePorts starts a cluster on n ports of this host, and on others when one of
+// them, free a moment ago, is another's by then.
+func onFreePorts(t testing.TB, n int, configs func(addrs []string) []ServerConfig) *ProcessCluster {
+	t.Helper()
+	for try := 1; ; try++ {
+		ports, err := freePorts(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var addrs []string
+		for _, port := range ports {
+			addrs = append(addrs, fmt.Sprintf("127.0.0.1:%d", port))
+		}
+		c := startServers(t, configs(addrs))
+		taken := c.taken()
+		if taken == "" || try == 3 {
+			c.Ready()
+			return c
+		}
+		t.Logf("another cluster is started: %s", taken)
+		for _, s := range c.Servers {
+			s.Kill()
+		}
 	}
-	return ClusterOf(t, []ServerConfig{{
-		Name: "testenv-0", Addr: fmt.Sprintf("127.0.0.1:%d", ports[0]), Monitor: fmt.Sprintf("127.0.0.1:%d", ports[1]),
-	}})
 }
 
 // ClusterOf starts servers that are each other's peers, and waits until they work.
 func ClusterOf(t testing.TB, configs []ServerConfig) *ProcessCluster {
+	t.Helper()
+	c := startServers(t, configs)
+	c.Ready()
+	return c
+}
+
+func startServers(t testing.TB, configs []ServerConfig) *ProcessCluster {
 	t.Helper()
 	c := &ProcessCluster{t: t}
 	var routes []string
@@ -221,8 +248,40 @@ func ClusterOf(t testing.TB, configs []ServerConfig) *ProcessCluster {
 			}
 		}
 	})
-	c.Ready()
 	return c
+}
+
+// taken waits until each server listens or has ended, and is what one says that found
+// its port taken; "" when none did.
+func (c *ProcessCluster) taken() (said string) {
+	c.t.Helper()
+	Eventually(c.t, startWithin, func() error {
+		for _, s := range c.Servers {
+			text, err := os.ReadFile(s.Log())
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(string(text)) {
+				if strings.Contains(line, "address already in use") {
+					said = s.Name() + ": " + strings.TrimSpace(line)
+					return nil
+				}
+			}
+			if !strings.Contains(string(text), s.listens()) {
+				return fmt.Errorf("server %s does not listen: %s", s.Name(), text)
+			}
+		}
+		return nil
+	})
+	return said
+}
+
+// listens is what the server's log says once it has all its ports.
+func (s *ServerProcess) listens() string {
+	if s.cfg.Cluster != "" {
+		return "Listening for route connections on"
+	}
+	return "Server is ready"
 }
 
 // URL is where clients connect: all servers, comma-separated.
