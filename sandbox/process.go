@@ -251,16 +251,26 @@ func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	}
 	s.starter.group.Go(func() { p.wait(stderr) })
 	if err := s.greet(p, h); err != nil {
+		late := errors.Is(err, os.ErrDeadlineExceeded) // and killed by nobody but us
 		_ = p.command.Process.Kill()
 		<-p.dead
 		text := ""
 		if lines := p.stderr.lines(); len(lines) > 0 {
 			text = ": " + strings.Join(lines, "; ")
 		}
-		return nil, errors.Join(fmt.Errorf("sandbox process: %w (%s%s)", err, p.how, text), p.closeSlots())
+		err = fmt.Errorf("sandbox process: %w (%s%s)", err, p.how, text)
+		if !late && p.command.ProcessState.Sys().(syscall.WaitStatus).Signaled() {
+			err = &killedError{err}
+		}
+		return nil, errors.Join(err, p.closeSlots())
 	}
 	return p, nil
 }
+
+// killedError says that a process was killed, by others, before it was ready.
+type killedError struct{ error }
+
+func (e *killedError) Unwrap() error { return e.error }
 
 // openSlots makes the slots that h tells of, each with its sockets, and gives the
 // process's ends, which the caller closes also when it fails.

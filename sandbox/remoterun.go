@@ -13,7 +13,7 @@ import (
 	"starling/protocol"
 )
 
-// maxTries bounds how often a run is begun: a process may die before its guest
+// maxTries bounds how often the first process is started and a run is begun: a process may die before its guest
 // starts, or find that its compiled module was removed.
 const maxTries = 3
 

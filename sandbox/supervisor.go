@@ -127,7 +127,8 @@ type Supervisor struct {
 }
 
 // NewSupervisor makes a supervisor and starts its first process, so that a
-// command that does not work is an error here. It starts one goroutine for the
+// command that does not work is an error here; one that somebody kills meanwhile
+// is started again, twice at most. It starts one goroutine for the
 // system's sake, and one for each process.
 func NewSupervisor(cfg ProcessConfig) (_ *Supervisor, err error) {
 	if err := cfg.Validate(); err != nil {
@@ -148,12 +149,24 @@ func NewSupervisor(cfg ProcessConfig) (_ *Supervisor, err error) {
 		return nil, errors.Join(err, s.removeTemporary())
 	}
 	s.starter = newStarter()
-	first, err := s.start()
+	first, err := s.startFirst()
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.put(first)
 	return s, nil
+}
+
+// startFirst is start, and again when somebody kills the process before it is ready.
+func (s *Supervisor) startFirst() (*process, error) {
+	for try := 1; ; try++ {
+		p, err := s.start()
+		var killed *killedError
+		if !errors.As(err, &killed) || try == maxTries {
+			return p, err
+		}
+		s.cfg.Logger.Warn("the first sandbox process was killed while it started: another is started", slog.Any("error", killed))
+	}
 }
 
 // lastingAfter is when a run in a process can be told to stop. A guest that has

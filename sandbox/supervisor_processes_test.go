@@ -153,6 +153,33 @@ func TestAProcessThatDiesWhileItStarts(t *testing.T) {
 	}
 }
 
+// TestAFirstProcessThatIsKilledIsStartedAgain, as a host that is short of memory
+// may kill one; three are a reason to give up.
+func TestAFirstProcessThatIsKilledIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kills := range []int{1, 2, 3} {
+		root := t.TempDir()
+		// Each life leaves a line; the last becomes a sandbox process.
+		script := `echo >>"$0/lives"; [ $(wc -l <"$0/lives") -gt "$2" ] || kill -KILL $$; exec "$1" sandbox`
+		s, err := sandbox.NewSupervisor(sandbox.ProcessConfig{
+			Config: sandbox.Config{CacheDir: testenv.CompiledCache(t)}, WorkRoot: root,
+			Command: []string{"sh", "-c", script, root, self, fmt.Sprint(kills)},
+		})
+		if kills < 3 && err != nil || kills == 3 && (err == nil || !strings.Contains(err.Error(), "signal: killed")) {
+			t.Errorf("killed %d times: %v", kills, err)
+		}
+		if s != nil {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 // TestProcessesDieWithTheirWorker: the worker is a process of its own here, and
 // is killed while a guest loops.
 func TestProcessesDieWithTheirWorker(t *testing.T) {
