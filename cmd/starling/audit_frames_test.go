@@ -59,10 +59,16 @@ func (a *auditor) attempt(job protocol.Job, f *taskFrames, number int, attempt *
 		a.bad(ranTwice, job, "attempt %d has %d sessions", number, len(attempt.sessions))
 	}
 	for seq := 1; seq <= len(attempt.seqs); seq++ {
-		if attempt.seqs[seq] == 0 {
-			a.bad(holes, job, "attempt %d lacks %d of %d", number, seq, len(attempt.seqs))
-			break
+		if attempt.seqs[seq] > 0 {
+			continue
 		}
+		// A lost worker sends nothing again, so what it had in flight may lack some.
+		if f.lost(number) && attempt.highest-seq < 256 {
+			a.counts[lackFlying]++
+		} else {
+			a.bad(holes, job, "attempt %d lacks %d of %d", number, seq, attempt.highest)
+		}
+		break
 	}
 	if attempt.furthest > 256 {
 		a.bad(scattered, job, "attempt %d: %d places", number, attempt.furthest)
@@ -90,6 +96,15 @@ type taskFrames struct {
 	after    int                    // frames stored behind it
 	late     int                    // those of them that the writer of the end itself numbered below it
 	attempts map[int]*attemptFrames
+}
+
+// lost reports whether the worker of an attempt was lost: the next attempt says so,
+// or another than that worker wrote the end.
+func (f *taskFrames) lost(attempt int) bool {
+	if next := f.attempts[attempt+1]; next != nil {
+		return lostWorker.MatchString(next.first)
+	}
+	return f.terminal > 0 && f.end.Attempt == attempt && f.end.Seq == 0
 }
 
 type attemptFrames struct {

@@ -52,6 +52,20 @@ func TestTheAuditJudges(t *testing.T) {
 			a.frames(job, ok, f)
 		}
 	}
+	again := func(first string, change func(*attemptFrames)) func(*auditor) {
+		return func(a *auditor) {
+			lost := &attemptFrames{seqs: map[int]int{1: 1, 2: 1, 300: 1}, sessions: map[string]bool{"ses_a": true}, highest: 300}
+			for seq := 3; seq < 300; seq++ {
+				lost.seqs[seq] = 1
+			}
+			change(lost)
+			next := &attemptFrames{seqs: map[int]int{1: 1}, sessions: map[string]bool{"ses_b": true}, first: first, began: at, highest: 1}
+			f := &taskFrames{terminal: 1, attempts: map[int]*attemptFrames{1: lost, 2: next}}
+			f.end.State, f.end.Text, f.end.Attempt, f.end.Seq = a2a.TaskStateCompleted, "session ended", 2, 2
+			a.frames(job, ended(protocol.StatusOK, func(r *protocol.Record) { r.Attempt = 2 }), f)
+		}
+	}
+	lostW0 := "attempt 2: worker w0 was lost"
 	stalled := func(from, to time.Duration, do func(*auditor)) func(*auditor) {
 		return func(a *auditor) {
 			a.hurt("w1", "it was stalled", at.Add(from), at.Add(to))
@@ -84,6 +98,13 @@ func TestTheAuditJudges(t *testing.T) {
 		"a frame behind its own end":           {framed(func(f *taskFrames) { f.after, f.late = 1, 1 }), early},
 		"a lost worker's frame behind the end": {framed(func(f *taskFrames) { f.after = 1 }), ""},
 		"another wrote the end":                {framed(func(f *taskFrames) { f.end.Seq = 0 }), ""},
+		"a hole":                               {framed(func(f *taskFrames) { delete(f.attempts[1].seqs, 1) }), holes},
+		"a hole that another wrote the end of": {framed(func(f *taskFrames) { f.end.Seq = 0; delete(f.attempts[1].seqs, 1) }), ""},
+		"a lost worker's attempt":              {stalled(-time.Second, time.Second, again(lostW0, func(*attemptFrames) {})), ""},
+		"a lost worker's attempt, in health":   {again(lostW0, func(*attemptFrames) {}), unreasoned},
+		"a lost worker's hole":                 {stalled(-time.Second, time.Second, again(lostW0, func(f *attemptFrames) { delete(f.seqs, 45) })), ""},
+		"a lost worker's hole, too far back":   {stalled(-time.Second, time.Second, again(lostW0, func(f *attemptFrames) { delete(f.seqs, 44) })), holes},
+		"a hole in what was given back":        {again("attempt 2: worker w0 gave the task back", func(f *attemptFrames) { delete(f.seqs, 299) }), holes},
 		"a frame far from its place":           {framed(func(f *taskFrames) { f.attempts[1].furthest = 257 }), scattered},
 		"a frame behind its place, twice":      {framed(func(f *taskFrames) { f.attempts[1].furthest, f.attempts[1].seqs[1] = 256, 2 }), ""},
 		"an attempt that nobody claimed":       {framed(func(f *taskFrames) { f.attempts[2] = f.attempts[1] }), unclaimed},

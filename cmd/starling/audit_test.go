@@ -54,6 +54,7 @@ const (
 	doubled      = "delegations with more than one outcome"
 	unfit        = "outcomes that the job cannot have"
 	holes        = "attempts with holes"
+	lackFlying   = "lost attempts that lack a frame that was in flight"
 	scattered    = "frames more than 256 places behind"
 	behind       = "frames stored behind their place"
 	storedTwice  = "frames stored twice"
@@ -76,7 +77,7 @@ const (
 )
 
 // wrong are the counts that must be 0. That a frame is stored twice or behind its
-// place, or a lost worker's behind the end, is allowed by docs/protocol.md, section
+// place, that one of a lost worker comes behind the end or not at all, is allowed by docs/protocol.md, section
 // 7, and is printed only: observers put it right.
 var wrong = []string{
 	missing, doubled, unfit, holes, scattered, terminals, otherEnd, early, unclaimed, ranTwice, unreasoned, otherID, otherStory, endedTold,

@@ -167,7 +167,6 @@ func (s *soak) killSandbox(st *seat, _ float64) {
 	if pids := st.sandboxes(); len(pids) > 0 {
 		_ = syscall.Kill(pids[s.sandboxKills%len(pids)], syscall.SIGKILL) // it may have ended
 		s.sandboxKills++
-		st.sandboxKilled = true
 	}
 }
 

@@ -25,14 +25,13 @@ type seat struct {
 	steady  bool // its worker is never ended
 	proxies []*testenv.FaultProxy
 
-	worker        *workerProcess
-	id            string // of the worker
-	hired         int
-	http          string
-	ending        bool // its end was asked for
-	busy          bool // a fault goes on
-	stopped       bool // by SIGSTOP
-	sandboxKilled bool // of this worker
+	worker  *workerProcess
+	id      string // of the worker
+	hired   int
+	http    string
+	ending  bool // its end was asked for
+	busy    bool // a fault goes on
+	stopped bool // by SIGSTOP
 }
 
 // start hires the seat's next worker.
@@ -50,7 +49,6 @@ func (st *seat) start() {
 	st.http = listener.Addr().String()
 	_ = listener.Close()
 	st.id, st.ending = fmt.Sprintf("%s-%d", st.name, st.hired), false
-	st.sandboxKilled = false
 	st.hired++
 	st.worker = startWorkerProcess(t, exec.Command, strings.Join(urls, ","), st.dir, st.soak.fleet.log,
 		"--worker-id", st.id, "--pool", st.pool, "--slots", "4", "--drain-timeout", "2s", "--cancel-grace", "1s",
@@ -76,8 +74,7 @@ func (st *seat) watch() {
 	if !ended || st.ending {
 		return
 	}
-	// A worker whose first sandbox process dies before it is ready does not start.
-	if status != exitNoBus && (status != 1 || !st.sandboxKilled) {
+	if status != exitNoBus {
 		st.soak.t.Errorf("worker %s ended with status %d by itself", st.id, status)
 	}
 	st.soak.count["worker started without a bus, and again"]++
