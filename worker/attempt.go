@@ -136,6 +136,9 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 		Stdin: []byte(protocol.MessageText(a.job.Message)), Stderr: stderr, Canceled: a.cancel.asked,
 	}, func(e protocol.Event) { a.event(ctx, stop, e) })
 	ran(nil)
+	if end.Kind != sandbox.Refused {
+		a.w.fault.set(nil)
+	}
 	a.w.metrics.guest.Observe(end.Duration.Seconds())
 	if end.SignalsDropped > 0 {
 		a.trace.note(time.Now(), fmt.Sprintf("%d signals were dropped: over 1 MiB, out of bounds, not UTF-8 or no event", end.SignalsDropped))

@@ -49,6 +49,7 @@ func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending, ca
 	case end.Kind == sandbox.Refused && errors.Is(end.Err, sandbox.ErrRefused):
 		return refused(a.named(end.Message))
 	case end.Kind == sandbox.Refused: // this host could not run it: another may
+		a.w.fault.set(end.Err)
 		a.log.Error("guest not started: the task is handed back", "error", end.Message)
 		return conclusion{hostFault: true}
 	case a.segments.Ended():
@@ -134,6 +135,7 @@ func (a *attempt) notStarted(running context.Context, err error) conclusion {
 	case errors.Is(cause, errDelegationDeadline):
 		return deadlineBeforeStart()
 	case cause == nil:
+		a.w.fault.set(err)
 		a.log.Error("attempt not started: the task is handed back", "error", err)
 		return conclusion{hostFault: true}
 	}

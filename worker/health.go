@@ -3,14 +3,16 @@ package worker
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 )
 
 // turnWithin is how long one turn of the worker's housekeeping may take.
 const turnWithin = time.Minute
 
-// Ready is nil while the worker takes jobs, and else says why it does not. It
-// does not ask the bus.
+// Ready is nil while the worker takes jobs and can run them, and else says why not.
+// It does not ask the bus. A worker that could not start its latest task takes the
+// next one, after a pause, all the same: that is how the fault is seen to be over.
 func (w *Worker) Ready() error {
 	switch {
 	case w.draining.Load():
@@ -19,6 +21,25 @@ func (w *Worker) Ready() error {
 		return errors.New("the worker takes no jobs")
 	case !w.bus.Connected():
 		return errors.New("the bus is away")
+	}
+	return w.fault.get()
+}
+
+// hostFault is why the latest attempt could not be started on this host. It is safe
+// for concurrent use; the zero value is a host without a fault.
+type hostFault struct{ latest atomic.Pointer[error] }
+
+// set notes a fault, or nil: a guest has run.
+func (f *hostFault) set(err error) {
+	if err != nil {
+		err = fmt.Errorf("this host could not start its latest task: %w", err)
+	}
+	f.latest.Store(&err)
+}
+
+func (f *hostFault) get() error {
+	if err := f.latest.Load(); err != nil {
+		return *err
 	}
 	return nil
 }

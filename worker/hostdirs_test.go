@@ -1,13 +1,43 @@
 package worker_test
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"starling/protocol"
+	"starling/testenv"
 	"starling/worker"
 )
+
+// TestAHostThatCannotRunTasksIsNotReady, and is again once one has run there. The task
+// that it took is another's, or its own later.
+func TestAHostThatCannotRunTasksIsNotReady(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.hire(t, nil)
+	capsule := f.push(t, "steady", guest(t, say("done")))
+	if err := errors.Join(os.RemoveAll(m.cfg.WorkRoot), os.WriteFile(m.cfg.WorkRoot, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	job := f.dispatch(t, f.job(capsule, "x"))
+	testenv.Eventually(t, soon, func() error {
+		if err := m.Ready(); err == nil || !strings.Contains(err.Error(), "this host could not start its latest task: work root") {
+			return fmt.Errorf("Ready() = %v, want what is wrong with the host", err)
+		}
+		return nil
+	})
+	if err := os.Remove(m.cfg.WorkRoot); err != nil {
+		t.Fatal(err)
+	}
+	f.settled(t, job)
+	if err := m.Ready(); err != nil {
+		t.Errorf("after a task ran: Ready() = %v", err)
+	}
+}
 
 // TestAWorkerOutlivesTheRemovalOfItsDirectories: the next job runs on the first
 // attempt, as if nothing had happened.

@@ -69,7 +69,7 @@ func newMetrics(registry prometheus.Registerer, w *Worker) *metrics {
 	gauge("starling_slots_busy", "Slots that hold a job.", func() float64 { return float64(w.busy()) })
 	gauge("starling_guests_running", "Guests that run now.", func() float64 { return float64(w.running.count()) })
 	gauge("starling_reports_running", "Ended tasks that are being reported outside a slot.", func() float64 { return float64(len(w.reports)) })
-	gauge("starling_ready", "1 while the worker takes jobs.", func() float64 { return oneIf(w.Ready() == nil) })
+	gauge("starling_ready", "1 while the worker takes jobs and can run them.", func() float64 { return oneIf(w.Ready() == nil) })
 	gauge("starling_draining", "1 once the worker drains.", func() float64 { return oneIf(w.draining.Load()) })
 	gauge("starling_bus_connected", "1 while the bus can be spoken to.", func() float64 { return oneIf(w.bus.Connected()) })
 	total("starling_bus_reconnects_total", "Connections to the bus that were made again.", func(s broker.Stats) uint64 { return s.Reconnects })

@@ -58,6 +58,7 @@ func (g *delegation) attempt(ctx, guests context.Context, claim broker.Claim) {
 	defer end(nil)
 	a, err := g.w.newAttempt(ctx, log, g.hold, g.cancel, g.job, claim)
 	if err != nil {
+		g.w.fault.set(err)
 		log.Error("attempt not started: the task is handed back", "error", err)
 		if g.pause(ctx, claim.Record) {
 			g.handBack(ctx, claim.Entry)

@@ -41,6 +41,7 @@ type Worker struct {
 	draining  atomic.Bool
 	taking    atomic.Bool  // Run has a taker and has not returned
 	turned    atomic.Int64 // Unix nanoseconds of the housekeeping's latest turn
+	fault     hostFault
 
 	drainOnce, stopOnce sync.Once
 	drainAsked          chan struct{} // closed by Drain
