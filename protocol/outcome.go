@@ -199,6 +199,15 @@ func SpendMessage(ceiling, used int64) string {
 	return fmt.Sprintf(messageSpendCeilingTemplate, ceiling, used)
 }
 
+// RunDeadlineMessage is the message of an attempt whose guest ran past its own
+// deadline, in seconds.
+//
+// Source: docs/protocol.md, section 5.
+func RunDeadlineMessage(seconds int64) string {
+	return fmt.Sprintf("capsule execution exceeded its %ds deadline and was interrupted; raise capabilities.limits.deadline_seconds"+
+		" in murmur.yaml if the capsule legitimately needs longer", seconds)
+}
+
 // MaxTurnsMessage is the message of an attempt that used up its turns.
 func MaxTurnsMessage(turns int64) string {
 	return fmt.Sprintf("max_turns exceeded: the task used all %d inference turns", turns)

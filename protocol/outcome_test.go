@@ -177,6 +177,10 @@ func TestMessages(t *testing.T) {
 			"spend ceiling", protocol.SpendMessage(100, 120),
 			"spend ceiling reached: inference.max_session_tokens is 100 and this session has used 120; the operator set this limit; retrying will not get past it.",
 		},
+		{
+			"run deadline", protocol.RunDeadlineMessage(2),
+			"capsule execution exceeded its 2s deadline and was interrupted; raise capabilities.limits.deadline_seconds in murmur.yaml if the capsule legitimately needs longer",
+		},
 		{"turns", protocol.MaxTurnsMessage(10), "max_turns exceeded: the task used all 10 inference turns"},
 		{"exit status, silent", protocol.ExitMessage(2, ""), "exit status 2"},
 		{"exit status", protocol.ExitMessage(2, "boom"), "exit status 2: boom"},

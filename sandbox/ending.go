@@ -97,9 +97,7 @@ type Ending struct {
 const resourceLimits = "capsule execution exceeded its configured resource limits: "
 
 func deadlineEnding(seconds int64) Ending {
-	return Ending{Kind: LimitHit, Limit: LimitDeadline, Message: fmt.Sprintf(
-		"capsule execution exceeded its %ds deadline and was interrupted; raise capabilities.limits.deadline_seconds"+
-			" in murmur.yaml if the capsule legitimately needs longer", seconds)}
+	return Ending{Kind: LimitHit, Limit: LimitDeadline, Message: protocol.RunDeadlineMessage(seconds)}
 }
 
 func memoryEnding(bytes uint64, limit int64) Ending {

@@ -141,7 +141,7 @@ func (w *Worker) settleClaim(ctx, guests context.Context, g *delegation, claim b
 		g.delivery.Drop()
 	case claim.Kind == broker.Final:
 		g.cancel.end(claim.Record.Status)
-		g.completeLost(ctx, claim.Entry)
+		g.completeForAnother(ctx, claim.Entry)
 	case claim.Record.Status.Final(): // its deadline had passed
 		g.cancel.end(claim.Record.Status)
 		g.complete(ctx, claim.Entry, attemptEnd{})

@@ -11,10 +11,10 @@ import (
 	"starling/protocol"
 )
 
-// completeLost completes a delegation to which another worker gave its outcome. When
+// completeForAnother completes a delegation to which another worker gave its outcome. When
 // the parent is still to be told, the record is made this delivery's first: of
 // two workers that both have a delivery, one tells.
-func (g *delegation) completeLost(ctx context.Context, entry broker.Entry) {
+func (g *delegation) completeForAnother(ctx context.Context, entry broker.Entry) {
 	entry, err := g.letTell(ctx, entry)
 	if err == nil && entry.Record.Delivery.After(g.delivery.Mark()) {
 		g.delivery.Drop() // a later delivery completes it
@@ -53,6 +53,9 @@ func (g *delegation) letTell(ctx context.Context, entry broker.Entry) (broker.En
 	defer until.Stop()
 	ticker := time.NewTicker(ackWait / looksPerAckWait)
 	defer ticker.Stop()
+	if left > 0 && g.untold(entry) {
+		g.log.Info("the worker that wrote the outcome may be telling the parent: it is left to", "wait_ms", left.Milliseconds())
+	}
 	for g.untold(entry) {
 		select {
 		case <-until.C:

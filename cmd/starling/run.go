@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -249,7 +248,7 @@ func (a *app) conclude(job protocol.Job, rec protocol.Record, asJSON bool) error
 // which the protocol has, tell of the manifest's.
 func (a *app) explainEnding(job protocol.Job, rec protocol.Record) {
 	if c := job.Capabilities; c == nil || c.Limits == nil || c.Limits.DeadlineSeconds == nil ||
-		!strings.HasPrefix(rec.Ending.Message, "capsule execution exceeded its ") || !strings.Contains(rec.Ending.Message, "s deadline ") {
+		rec.Ending.Message != protocol.RunDeadlineMessage(*c.Limits.DeadlineSeconds) {
 		return
 	}
 	fmt.Fprintf(a.err, "starling: that deadline, %ds, is this job's own (--capabilities), not murmur.yaml's\n", *job.Capabilities.Limits.DeadlineSeconds)
