@@ -309,7 +309,7 @@ func (b *Bus) deleteMessage(ctx context.Context, stream string, seq uint64) erro
 		return fmt.Errorf("%w: its answer is not JSON: %v", ErrRefused, err)
 	}
 	if answer.Error != nil {
-		return apiFailure(answer.Error)
+		return b.apiFailure(answer.Error)
 	}
 	return nil
 }

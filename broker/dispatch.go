@@ -177,14 +177,14 @@ func (b *Bus) silence(ctx context.Context, job protocol.Job) error {
 	case errors.Is(err, ErrClosed):
 		return err
 	case errors.Is(err, ErrDenied), errors.Is(err, ErrNotInitialized), err == nil && !slices.Contains(b.poolsOf(info.Config.Subjects), job.Pool):
-		return undeclared(b.ns, job.Pool)
+		return b.undeclared(job.Pool)
 	}
 	return leaderless // it is declared, or the stream is offline
 }
 
-func undeclared(ns protocol.Namespace, pool string) error {
-	return fmt.Errorf("%w: the jobs stream of namespace %s has no pool %q: declare it with `starling init --pools %s`; if it is declared, the stream has no leader now",
-		ErrPoolUndeclared, ns, pool, pool)
+func (b *Bus) undeclared(pool string) error {
+	return fmt.Errorf("%w: the jobs stream of namespace %s has no pool %q: declare it with `%s --pools %s`; if it is declared, the stream has no leader now",
+		ErrPoolUndeclared, b.ns, pool, b.initCommand(), pool)
 }
 
 // again answers a dispatch of a delegation that has a record: while that is

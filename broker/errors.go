@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"starling/protocol"
 )
 
 // The classes of errors that a caller acts on. Each message goes on with the
@@ -132,7 +134,7 @@ func (b *Bus) failure(ctx context.Context, subject string, err error) error {
 	case isPermission(err):
 		return fmt.Errorf("%w: %s", ErrDenied, subject)
 	case errors.As(err, &api) && api.APIError() != nil:
-		return apiFailure(api.APIError())
+		return b.apiFailure(api.APIError())
 	case errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrDisconnected),
 		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrStaleConnection),
 		errors.As(err, new(net.Error)), errors.Is(err, io.ErrClosedPipe): // a write met the end of the connection
@@ -154,14 +156,27 @@ func (b *Bus) noAnswer(ctx context.Context, subject string) error {
 	return fmt.Errorf("%w: no answer on %s", ErrUnavailable, subject)
 }
 
+func (b *Bus) apiFailure(api *jetstream.APIError) error {
+	if api.ErrorCode == codeStreamNotFound {
+		return fmt.Errorf("%w: %s: run `%s`", ErrNotInitialized, api.Description, b.initCommand())
+	}
+	return apiFailure(api)
+}
+
 func apiFailure(api *jetstream.APIError) error {
 	switch api.ErrorCode {
 	case codeNotEnabled, codeNotEnabledAccount:
 		return fmt.Errorf("%w: for this account: enable it in the server's configuration", ErrNoJetStream)
-	case codeStreamNotFound:
-		return fmt.Errorf("%w: %s: run `starling init`", ErrNotInitialized, api.Description)
 	case codeClusterUnavailable, codeNoPeers, codeInFlight:
 		return fmt.Errorf("%w: %s", ErrUnavailable, api.Description)
 	}
 	return fmt.Errorf("%w: %s (%d)", ErrRefused, api.Description, api.ErrorCode)
+}
+
+// initCommand is the command that makes what this bus's namespace lacks.
+func (b *Bus) initCommand() string {
+	if b.ns == protocol.DefaultNamespace {
+		return "starling init"
+	}
+	return "starling init --namespace " + string(b.ns)
 }

@@ -111,7 +111,7 @@ func (b *Bus) consumerInfo(ctx context.Context, name string) (*jetstream.Consume
 		defer done()
 		consumer, err := b.js.Consumer(ctx, b.ns.JobsStream(), name)
 		if errors.Is(err, jetstream.ErrConsumerNotFound) {
-			return fmt.Errorf("%w: stream %s has no consumer %s: run `starling init`", ErrNotInitialized, b.ns.JobsStream(), name)
+			return fmt.Errorf("%w: stream %s has no consumer %s: run `%s`", ErrNotInitialized, b.ns.JobsStream(), name, b.initCommand())
 		}
 		if err != nil {
 			return b.failure(ctx, subject, err)

@@ -21,7 +21,7 @@ func (b *Bus) QueuedJobs(ctx context.Context) (map[protocol.TaskID]bool, error) 
 		defer done()
 		stream, err := b.js.Stream(ctx, name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			return fmt.Errorf("%w: there is no stream %s: run `starling init`", ErrNotInitialized, name)
+			return fmt.Errorf("%w: there is no stream %s: run `%s`", ErrNotInitialized, name, b.initCommand())
 		}
 		if err != nil {
 			return b.failure(ctx, subject, err)

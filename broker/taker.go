@@ -113,10 +113,10 @@ func (b *Bus) consumerAckWait(ctx context.Context, pool string, lane protocol.La
 	case info.Error == nil:
 		return info.Config.AckWait, nil
 	case info.Error.ErrorCode == codeConsumerNotFound:
-		return 0, fmt.Errorf("%w: it has no consumer %s: run `starling init --pools %s`",
-			ErrPoolUndeclared, protocol.LaneConsumer(pool, lane), pool)
+		return 0, fmt.Errorf("%w: it has no consumer %s: run `%s --pools %s`",
+			ErrPoolUndeclared, protocol.LaneConsumer(pool, lane), b.initCommand(), pool)
 	}
-	return 0, apiFailure(info.Error)
+	return 0, b.apiFailure(info.Error)
 }
 
 // AckWait is how long the bus waits for a sign of a job before it gives it to

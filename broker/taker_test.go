@@ -321,7 +321,7 @@ func TestNewTakerRefuses(t *testing.T) {
 		"pulls under 100 ms":  {b, broker.TakerConfig{Slots: 1, PullExpires: 100*time.Millisecond - 1}, broker.ErrConfig, "100ms"},
 		"an undeclared pool":  {b, broker.TakerConfig{Slots: 1, Pool: "gpu"}, broker.ErrPoolUndeclared, "starling init --pools gpu"},
 		"a bad pool":          {b, broker.TakerConfig{Slots: 1, Pool: "a.b"}, protocol.ErrName, "pool"},
-		"a namespace without": {other, broker.TakerConfig{Slots: 1}, broker.ErrNotInitialized, "starling init"},
+		"a namespace without": {other, broker.TakerConfig{Slots: 1}, broker.ErrNotInitialized, "`starling init --namespace other`"},
 	} {
 		_, err := tt.bus.NewTaker(t.Context(), tt.cfg)
 		wantError(t, name, err, tt.want, tt.text)

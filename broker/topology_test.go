@@ -257,7 +257,7 @@ func TestInitConfigValidateJoinsAllProblems(t *testing.T) {
 func TestAnUninitializedNamespaceSaysSo(t *testing.T) {
 	t.Parallel()
 	s := testenv.NATS(t)
-	b := connected(t, s.URL())
+	b := connected(t, s.URL(), func(c *broker.Config) { c.Namespace = "other" })
 	for what, call := range map[string]func() error{
 		"PoolNames":      func() error { _, err := b.PoolNames(t.Context()); return err },
 		"Workers":        func() error { _, err := b.Workers(t.Context()); return err },
@@ -282,7 +282,7 @@ func TestAnUninitializedNamespaceSaysSo(t *testing.T) {
 			return nil
 		},
 	} {
-		wantError(t, what, call(), broker.ErrNotInitialized, "starling init")
+		wantError(t, what, call(), broker.ErrNotInitialized, "`starling init --namespace other`")
 	}
 }
 
