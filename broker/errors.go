@@ -105,6 +105,7 @@ const (
 	codeWrongLastSequence  jetstream.ErrorCode = 10071
 	codeWrongLastConstant  jetstream.ErrorCode = 10164
 	codeInFlight           jetstream.ErrorCode = 10158
+	codeReplicasAlone      jetstream.ErrorCode = 10074 // more than one without a cluster
 	codeStoreFailed        jetstream.ErrorCode = 10077
 	codeTooLarge           jetstream.ErrorCode = 10054
 	codeConsumerNotFound   jetstream.ErrorCode = 10014

@@ -13,8 +13,9 @@ var limitFlags = []struct{ suffix, flag string }{
 	{"_JOBS", "--max-job-bytes"}, {"_TASKS", "--max-frame-bytes"}, {"-delegations", "--max-ledger-bytes"}, {"-results", "--max-result-bytes"},
 }
 
-// noRoom names the stream, its limit and the fix, where that is what err is about.
-func noRoom(what string, c jetstream.StreamConfig, err error) error {
+// notPlaced names the stream, its limit or its replicas and the fix, where that is what
+// err is about.
+func notPlaced(what string, c jetstream.StreamConfig, err error) error {
 	var api jetstream.JetStreamError
 	if !errors.As(err, &api) || api.APIError() == nil {
 		return err
@@ -37,6 +38,12 @@ func noRoom(what string, c jetstream.StreamConfig, err error) error {
 		}
 		return fmt.Errorf("%w: %s stream %s, %d replicas, with %s: %s (%d): give the servers a larger %s%s",
 			ErrRefused, what, c.Name, max(c.Replicas, 1), limit, e.Description, e.ErrorCode, store, fix)
+	case e.ErrorCode == codeNoPeers:
+		return fmt.Errorf("%w: %s stream %s: %s (%d): %d replicas need as many servers with JetStream that are up: bring them up, or ask for fewer with --replicas",
+			ErrUnavailable, what, c.Name, e.Description, e.ErrorCode, c.Replicas)
+	case e.ErrorCode == codeReplicasAlone:
+		return fmt.Errorf("%w: %s stream %s: this server is in no cluster, where there can be one replica: leave --replicas out, or join it to others (%d)",
+			ErrRefused, what, c.Name, e.ErrorCode)
 	}
 	return err
 }

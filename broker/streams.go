@@ -199,7 +199,7 @@ func (b *Bus) ensureStream(ctx context.Context, w wantedStream) error {
 		b.log.Info("updating stream", "stream", w.config.Name)
 		return b.settled(ctx, func(ctx context.Context) error {
 			_, err := b.js.UpdateStream(ctx, *w.update)
-			return noRoom("updating", *w.update, err)
+			return notPlaced("updating", *w.update, err)
 		})
 	case w.exists:
 		return nil
@@ -209,7 +209,7 @@ func (b *Bus) ensureStream(ctx context.Context, w wantedStream) error {
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			return b.check(ctx, &w)
 		}
-		return noRoom("creating", w.config, err)
+		return notPlaced("creating", w.config, err)
 	})
 }
 

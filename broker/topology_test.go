@@ -302,6 +302,15 @@ func TestAStoreThatIsTooSmallIsToldAtThreeReplicas(t *testing.T) {
 		"STARLING_JOBS", "3 replicas", "1073741824 bytes", "insufficient storage", "max_file_store", "--max-job-bytes")
 }
 
+func TestReplicasThatTheServersCannotHoldAreTold(t *testing.T) {
+	t.Parallel()
+	alone := connected(t, testenv.NATS(t).URL())
+	wantError(t, "Init()", alone.Init(t.Context(), broker.InitConfig{Replicas: 3}), broker.ErrRefused, "in no cluster", "--replicas")
+	three := connected(t, testenv.Cluster(t).URL())
+	wantError(t, "Init()", three.Init(t.Context(), broker.InitConfig{Replicas: 5}), broker.ErrUnavailable,
+		"STARLING_JOBS", "5 replicas need as many servers", "--replicas")
+}
+
 func TestTheLedgerIsMirrored(t *testing.T) {
 	t.Parallel()
 	_, s := initialized(t)
