@@ -139,7 +139,9 @@ func (a *app) workersCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "workers",
 		Short: "List live workers",
-		Args:  noArgs,
+		Long: `List live workers, as their heartbeats say. One that has not been heard of for
+20 s is silent: it is gone, or the bus cannot store its heartbeats.`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error { return a.workers(cmd.Context(), bus, asJSON) })
 		},
@@ -158,10 +160,18 @@ func (a *app) workers(ctx context.Context, bus *broker.Bus, asJSON bool) error {
 	}
 	table := newTable(a.out, "WORKER", "POOL", "STATE", "SLOTS", "BUSY", "DONE", "UP", "SEEN", "HOST", "PID", "VERSION")
 	for _, w := range workers {
-		table.row(w.WorkerID, w.Pool, workerState(w), w.Slots, w.Busy, w.JobsDone, age(w.StartedAt), age(w.SeenAt), w.Host, w.PID, w.Version)
+		state := workerState(w)
+		if time.Since(w.SeenAt.Std()) > silentAfter {
+			state += ", silent"
+		}
+		table.row(w.WorkerID, w.Pool, state, w.Slots, w.Busy, w.JobsDone, age(w.StartedAt), age(w.SeenAt), w.Host, w.PID, w.Version)
 	}
 	return table.flush()
 }
+
+// silentAfter is how old a worker's heartbeat may be: it is gone, or the bus cannot
+// store heartbeats, or the server that was asked is behind.
+const silentAfter = 2 * broker.HeartbeatEvery
 
 func workerState(w protocol.WorkerInfo) string {
 	if w.Draining {
