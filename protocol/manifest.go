@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/url"
 	"path"
-	"regexp"
 	"sort"
 	"strconv"
 	"strings"
@@ -250,7 +249,7 @@ func (c Capabilities) problems() []error {
 		}
 	}
 	for i, name := range c.Env.Allow {
-		if !envName.MatchString(name) {
+		if !validEnvName(name) {
 			bad("env.allow[%d] is %q: it is an environment name", i, clip(name, 64))
 		}
 	}
@@ -262,7 +261,9 @@ func (c Capabilities) problems() []error {
 	return problems
 }
 
-var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+func validEnvName(name string) bool {
+	return spelled(name, 1, 128, letters+digits+"_") && !strings.Contains(digits, name[:1])
+}
 
 // subpath reports whether p names something below a root and nothing else.
 func subpath(p string) bool {
@@ -305,7 +306,7 @@ func ParseNetworkRule(entry string) (NetworkRule, error) {
 		return refuse("a host is exact, there are no wildcards")
 	case r.Host != strings.ToLower(r.Host):
 		return refuse("a host is written in lower case")
-	case net.ParseIP(r.Host) == nil && !hostName.MatchString(r.Host):
+	case net.ParseIP(r.Host) == nil && !validHostName(r.Host):
 		return refuse("the host is neither a name nor an address")
 	}
 	if r.Port != "" {
@@ -322,7 +323,9 @@ func ParseNetworkRule(entry string) (NetworkRule, error) {
 	return r, nil
 }
 
-var hostName = regexp.MustCompile(`^[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?$`)
+func validHostName(host string) bool {
+	return spelled(host, 1, 253, lowerLetters+digits+"_.-") && host == strings.Trim(host, ".-")
+}
 
 // Allows reports whether the rule covers a call of u.
 func (r NetworkRule) Allows(u *url.URL) bool {

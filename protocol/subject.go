@@ -19,7 +19,7 @@ const DefaultPool = "default"
 
 // Validate checks the form.
 func (ns Namespace) Validate() error {
-	if namespacePattern.MatchString(string(ns)) {
+	if spelled(string(ns), 1, 32, lowerLetters+digits+"_-") {
 		return nil
 	}
 	return fmt.Errorf("%w: namespace is %q: it is 1 to 32 of a-z 0-9 _ -", ErrName, clip(string(ns), 80))
