@@ -24,7 +24,9 @@ var errLapsed = errors.New("the delivery was not renewed in time")
 // it every ack wait / 3 from a goroutine of its own, which neither a guest nor a
 // download can hold up. It is also the fence: JetStream acks are not fenced, so
 // after an ack wait without a renewal the record decides whether the job is
-// still this worker's.
+// still this worker's. The server's clock runs from the moment it sent the
+// delivery, which nobody here knows: the first renewal is early, and until it is
+// confirmed less than an ack wait counts.
 //
 // Source: docs/protocol.md, sections 6 (Claim) and 10.
 type hold struct {
@@ -70,7 +72,7 @@ func (h *hold) end() {
 
 func (h *hold) renew(ctx context.Context) {
 	defer close(h.stopped)
-	ticker := time.NewTicker(h.ackWait / 3)
+	ticker := time.NewTicker(h.ackWait / 8) // the first time
 	defer ticker.Stop()
 	looked := false
 	for {
@@ -78,6 +80,7 @@ func (h *hold) renew(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			ticker.Reset(h.ackWait / 3)
 		}
 		// After a stall the record is read before the delivery is renewed: a
 		// renewal of a lost job would hold back its new owner's redelivery.
@@ -114,10 +117,19 @@ func (h *hold) renew(ctx context.Context) {
 // server says yes to a lost job too: one that took longer than what was left of
 // the ack wait may have come too late, and proves nothing.
 func (h *hold) confirmed(began, at time.Time) {
-	if at.Sub(h.start)-time.Duration(h.renewed.Load()) > h.ackWait {
+	if at.Sub(h.start)-time.Duration(h.renewed.Load()) > h.counts() {
 		h.lapse()
 	}
 	h.renewed.Store(int64(began.Sub(h.start)))
+}
+
+// counts is how long the latest renewal does, or the delivery itself before there
+// was one: that may have been under way for the rest of the ack wait.
+func (h *hold) counts() time.Duration {
+	if h.renewed.Load() == 0 {
+		return h.ackWait * 3 / 4
+	}
+	return h.ackWait
 }
 
 func (h *hold) lapse() {
@@ -126,8 +138,8 @@ func (h *hold) lapse() {
 	}
 }
 
-// sure reports that the job is this worker's. It is while it was renewed within
-// the ack wait. Once it lapsed the job may have been given to another, whose
+// sure reports that the job is this worker's. It is for as long as its latest
+// renewal counts. Once it lapsed the job may have been given to another, whose
 // claim can come after any look at the record: so from then on the record is
 // read again and again, at least before each renewal. It is errLapsed when
 // nothing was claimed before, errLostClaim when another has the job or may have it
@@ -138,7 +150,7 @@ func (h *hold) sure(ctx context.Context) error {
 	}
 	now := time.Since(h.start)
 	if !h.lapsed.Load() {
-		if now-time.Duration(h.renewed.Load()) <= h.ackWait {
+		if now-time.Duration(h.renewed.Load()) <= h.counts() {
 			return nil
 		}
 		h.lapse()
@@ -220,7 +232,7 @@ func (h *hold) give(ctx context.Context, claim *broker.Entry) error {
 func (h *hold) mine() bool {
 	now := time.Since(h.start)
 	if !h.lapsed.Load() {
-		return now-time.Duration(h.renewed.Load()) <= h.ackWait
+		return now-time.Duration(h.renewed.Load()) <= h.counts()
 	}
 	looked := time.Duration(h.checked.Load())
 	return looked > 0 && now-looked < h.ackWait/2
