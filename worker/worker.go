@@ -182,10 +182,10 @@ func (w *Worker) work(ctx, life context.Context, presence *presence, ready func(
 	}
 	w.Drain()
 	w.log.Info("worker drains", "busy", w.taker.Busy(), "drain_timeout", w.cfg.DrainTimeout.String())
+	takeNoMore() // before anybody is told: what is dispatched from then on is another's
 	if err := presence.leave(life); err != nil {
 		w.log.Warn("drain not announced", "error", err)
 	}
-	takeNoMore()
 	close(w.left)
 	settled := make(chan struct{})
 	go func() {
