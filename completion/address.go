@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"starling/protocol"
 )
 
 // AddressRule says which addresses a door may have. The zero value allows any
@@ -53,7 +55,15 @@ func ParsePrefixes(list string) ([]netip.Prefix, error) {
 // error is [ErrAddress].
 func (r AddressRule) Check(addr netip.Addr) error {
 	dialled := addr.Unmap().WithZone("")
-	addr = embedded(dialled)
+	for _, reached := range protocol.Reached(addr) {
+		if err := r.checkReached(dialled, reached); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r AddressRule) checkReached(dialled, addr netip.Addr) error {
 	refuse := func(why string) error { return fmt.Errorf("%w: %s %s", ErrAddress, addr, why) }
 	switch {
 	case addr.IsUnspecified():
@@ -72,30 +82,6 @@ func (r AddressRule) Check(addr netip.Addr) error {
 
 func contains(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
-}
-
-var (
-	nat64 = netip.MustParsePrefix("64:ff9b::/96")
-	sixTo = netip.MustParsePrefix("2002::/16")
-	v4cmp = netip.MustParsePrefix("::/96") // IPv4-compatible, long deprecated
-)
-
-// embedded is the IPv4 address that an IPv6 one stands for, or addr itself.
-func embedded(addr netip.Addr) netip.Addr {
-	addr = addr.Unmap()
-	if addr.Is4() {
-		return addr
-	}
-	b := addr.As16()
-	switch {
-	case nat64.Contains(addr):
-		return netip.AddrFrom4([4]byte(b[12:16]))
-	case sixTo.Contains(addr):
-		return netip.AddrFrom4([4]byte(b[2:6]))
-	case v4cmp.Contains(addr) && !addr.IsUnspecified() && !addr.IsLoopback():
-		return netip.AddrFrom4([4]byte(b[12:16]))
-	}
-	return addr
 }
 
 // connectError is a door that could not be reached. Its text names the address

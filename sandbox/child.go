@@ -214,11 +214,18 @@ func (s *childSlot) listen() error {
 		}
 		d := decoder{b: body}
 		number := d.num()
-		if err := d.end(); err != nil {
-			return err
-		}
 		s.mu.Lock()
 		switch kind {
+		case msgHTTPHead, msgHTTPBody, msgHTTPDone:
+			current := s.current
+			s.mu.Unlock()
+			if current != nil && current.spec.number == number { // else of a run that is over
+				err = errors.Join(d.err, current.takeHTTP(kind, &d))
+			}
+			if err != nil {
+				return err
+			}
+			continue
 		case msgCancel:
 			s.canceled = max(s.canceled, number)
 		case msgStop:
@@ -226,6 +233,7 @@ func (s *childSlot) listen() error {
 		default:
 			err = fmt.Errorf("%w: it is a %q", errBadMessage, kind)
 		}
+		err = errors.Join(err, d.end())
 		s.tell()
 		s.mu.Unlock()
 		if err != nil {
@@ -244,11 +252,14 @@ type childRun struct {
 	stop   context.CancelCauseFunc
 	cancel func()
 
+	httpMu    sync.Mutex
+	exchanges map[uint32]*exchange // the guest's requests; guarded by httpMu
+
 	unsaid young // that the guest started, while the worker was not told
 }
 
 func newChildRun(engine *Engine, slot *pipe, spec *remoteSpec) *childRun {
-	r := &childRun{engine: engine, slot: slot, spec: spec}
+	r := &childRun{engine: engine, slot: slot, spec: spec, exchanges: map[uint32]*exchange{}}
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
 	canceled := make(chan struct{})
 	r.cancel = sync.OnceFunc(func() { close(canceled) })
@@ -263,7 +274,7 @@ func (r *childRun) run() Ending {
 		r.sayStarted(module)
 		defer r.engine.lasting.remove(&r.unsaid)
 		defer module.ran.Store(true)
-		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit).run(module, r.spec.preopens)
+		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r}).run(module, r.spec.preopens)
 	})
 }
 

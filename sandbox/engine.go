@@ -46,6 +46,8 @@ type Config struct {
 	// for the next, cleared; 0 is [DefaultResidentBytes], and -1 none. What a guest
 	// uses beyond is given back when it is gone. It is at most Guests times that.
 	ResidentBytes int64
+	// HTTP is how guests' requests are made.
+	HTTP HTTPConfig
 	// Logger is given what an operator should know; nil discards it.
 	Logger *slog.Logger
 }

@@ -38,6 +38,12 @@ var hostFunctions = [...]hostFunction{
 	{"cm32p2|murmur:stream/events@0.1", "tool-call-input-bytes", "iiI", "", (*run).toolCallInputBytes},
 
 	{"starling:capsule/events@0.1.0", "emit", "ii", "", (*run).emitEvent},
+	{"starling:capsule/http@0.1.0", "send", "iiii", "i", (*run).httpSend},
+	{"starling:capsule/http@0.1.0", "wait", "iiI", "i", (*run).httpWait},
+	{"starling:capsule/http@0.1.0", "head", "iii", "i", (*run).httpHead},
+	{"starling:capsule/http@0.1.0", "read", "iii", "i", (*run).httpRead},
+	{"starling:capsule/http@0.1.0", "error", "iii", "i", (*run).httpError},
+	{"starling:capsule/http@0.1.0", "close", "i", "i", (*run).httpClose},
 	{"starling:capsule/control@0.1.0", "canceled", "", "i", (*run).canceled},
 }
 

@@ -31,6 +31,10 @@ const (
 	// On the second socket, with the number of the run:
 	msgCancel messageKind = 'C' // the guest should stop by itself
 	msgStop   messageKind = 'S' // the guest is interrupted
+	// On the second socket, with the numbers of the run and of the request:
+	msgHTTPHead messageKind = 'a' // the head of its response
+	msgHTTPBody messageKind = 'b' // a piece of its body
+	msgHTTPDone messageKind = 'z' // it is over: an errno, 0 is none, and a sentence
 
 	// From the process.
 	msgReady    messageKind = 'h' // JSON, ready
@@ -40,6 +44,10 @@ const (
 	msgStderr   messageKind = 'd' // a piece of stderr
 	msgEnding   messageKind = 'r' // an Ending: the process is free again
 	msgCompiled messageKind = 'c' // JSON, compileAnswer
+	// With the number of a request:
+	msgHTTPSend  messageKind = 'q' // its head and its body
+	msgHTTPRead  messageKind = 'w' // the guest read so many bytes of the response
+	msgHTTPClose messageKind = 'x' // the guest wants nothing more of it
 )
 
 // errBadMessage says that the other side does not keep to the protocol.

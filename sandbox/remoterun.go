@@ -112,10 +112,12 @@ func (s *Supervisor) tryRun(ctx context.Context, spec *Spec, found code, emit fu
 		s: s, slot: place, emit: emit, spec: &remoteSpec{Spec: *spec, code: found, preopens: files.preopens},
 		stderr: tail{also: spec.Stderr},
 	}
+	r.http = newWorkerHTTP(ctx, r)
 	defer s.give(place)
 	if spec.WorkDir != "" {
 		defer place.process.dirs.add(spec.WorkDir)()
 	}
+	defer func() { r.http.close() }() // before the place is given to another
 	defer func() {
 		if !r.over { // emit panicked: nobody reads the rest
 			place.process.kill(place)
@@ -131,6 +133,7 @@ type remoteRun struct {
 	slot *slot
 	spec *remoteSpec
 	emit func(protocol.Event)
+	http *workerHTTP
 
 	begun  time.Time // of the guest; zero before it started
 	stderr tail
@@ -317,6 +320,10 @@ func (r *remoteRun) take(kind messageKind, body []byte) (*Ending, error) {
 		r.emit(event)
 		if took := time.Since(began); took > slowEmit {
 			r.heldBack()
+		}
+	case msgHTTPSend, msgHTTPRead, msgHTTPClose:
+		if err := r.http.take(kind, body); err != nil {
+			return nil, err
 		}
 	case msgStderr:
 		r.stderr.write(body)

@@ -43,7 +43,9 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 		if spec.WorkDir != "" {
 			defer e.dirs.add(spec.WorkDir)()
 		}
-		end := newRun(ctx, e, &spec, emit).run(module, files.preopens)
+		end := newRun(ctx, e, &spec, emit, &directHTTP{make: func() *httpCalls {
+			return newHTTPCalls(ctx, e.cfg.HTTP, spec.Network)
+		}}).run(module, files.preopens)
 		// Nothing of the guest is left that could still reach a file.
 		if problem := files.restore(); problem != nil {
 			e.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
@@ -99,6 +101,8 @@ type run struct {
 	output output
 	stderr tail
 	timer  *time.Timer // of poll_oneoff
+
+	http guestHTTP
 
 	stop    stop
 	status  int   // stopExit
@@ -178,7 +182,7 @@ const (
 	stopPanic
 )
 
-func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event)) *run {
+func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event), web requester) *run {
 	begun := time.Now()
 	return &run{
 		ctx: ctx, engine: e, spec: spec, begun: begun,
@@ -186,12 +190,14 @@ func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event
 		stdio:    newStdio(),
 		output:   output{lines: spec.Output == protocol.OutputEvents, emit: emit},
 		stderr:   tail{also: spec.Stderr},
+		http:     newGuestHTTP(web),
 	}
 }
 
 // run instantiates the guest, runs it, and says how it ended.
 func (r *run) run(module *compiled, preopens []wasmtimex.Preopen) Ending {
 	said, err := r.execute(module, preopens)
+	r.http.requester.close() // nothing of the guest is left on the network
 	late := !time.Now().Before(r.deadline)
 	if r.stop != stopPanic {
 		r.guarded(func() bool { return r.output.flush() || r.halt(stopCalls, nil) })

@@ -29,6 +29,8 @@ type Spec struct {
 	// Filesystem moves "/" to a subdirectory of WorkDir, which must exist, and
 	// makes directories below it read-only.
 	Filesystem protocol.Filesystem
+	// Network is what the guest may call; nothing by default.
+	Network Network
 	// Limits bound the run. Every member must be set; see
 	// [protocol.DefaultLimits]. WorkdirBytes is the worker's to enforce.
 	Limits protocol.Limits

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"starling/protocol"
+	"starling/sandbox"
 )
 
 // Ceiling is what the operator lets capsules have, whatever their manifests ask
@@ -24,6 +26,10 @@ type Ceiling struct {
 	// CredentialEnv are credential-shaped names (a key, a token, a password)
 	// that capsules may be given; no other such name is.
 	CredentialEnv []string
+	// Network are the hosts that capsules may call, as network.allow has them.
+	// Empty is any public host that a manifest lists, and no other: an address that
+	// is not public must stand here too.
+	Network []string
 	// Most a manifest, narrowed by the job, may ask for; 0 is no ceiling.
 	MemoryBytes     int64
 	TableElements   int64
@@ -64,7 +70,38 @@ func (w *Worker) granted(job protocol.Job, manifest protocol.Manifest) (protocol
 	if err != nil {
 		return c, &refusal{strings.ReplaceAll(err.Error(), "\n", "; ")}
 	}
+	if err := w.cfg.Ceiling.checkNetwork(c.Network); err != nil {
+		return c, err
+	}
 	return c, w.cfg.Ceiling.check(c.Limits)
+}
+
+// checkNetwork compares the hosts of a run with the ceiling.
+func (c Ceiling) checkNetwork(n protocol.Network) error {
+	for _, entry := range n.Allow {
+		rule, err := protocol.ParseNetworkRule(entry)
+		if err != nil {
+			return &refusal{"capabilities.network.allow: " + err.Error()}
+		}
+		address, err := netip.ParseAddr(rule.Host)
+		public := err != nil || sandbox.PublicAddress(address)
+		if (len(c.Network) > 0 || !public) && !(protocol.Network{Allow: c.Network}).Covers(entry) {
+			return &refusal{fmt.Sprintf("capabilities.network.allow asks for %s and the operator's ceiling is %s",
+				entry, cmp.Or(strings.Join(c.Network, ", "), "every public host"))}
+		}
+	}
+	return nil
+}
+
+// network is what a guest may call: c was granted.
+func network(c protocol.Capabilities) sandbox.Network {
+	var n sandbox.Network
+	for _, entry := range c.Network.Allow {
+		if rule, err := protocol.ParseNetworkRule(entry); err == nil { // checkNetwork has refused others
+			n.Allow = append(n.Allow, rule)
+		}
+	}
+	return n
 }
 
 // environment is the guest's whole environment: what the manifest allows, the

@@ -124,6 +124,7 @@ type workerSettings struct {
 
 	CeilingEnv             []string `split_words:"true" desc:"variables of the worker's environment that capsules may be given, comma-separated"`
 	CeilingCredentialEnv   []string `split_words:"true" desc:"credential-shaped names that capsules may be given, comma-separated"`
+	CeilingNetwork         []string `split_words:"true" desc:"hosts that capsules may call, as network.allow has them, comma-separated; empty: any public host that a manifest lists"`
 	CeilingMemoryBytes     int64    `split_words:"true" default:"0" desc:"most memory a manifest may ask for; 0: no ceiling"`
 	CeilingTableElements   int64    `split_words:"true" default:"0" desc:"most elements of a table a manifest may ask for; 0: no ceiling"`
 	CeilingInstances       int64    `split_words:"true" default:"0" desc:"most instances a manifest may ask for; 0: no ceiling"`
@@ -155,7 +156,7 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 		WorkRoot: s.WorkRoot, CacheDir: s.CacheDir, Retention: s.Retention,
 		DrainTimeout: s.DrainTimeout, CancelGrace: s.CancelGrace, Reports: s.Reports,
 		Ceiling: worker.Ceiling{
-			Env: s.CeilingEnv, CredentialEnv: s.CeilingCredentialEnv, MemoryBytes: s.CeilingMemoryBytes,
+			Env: s.CeilingEnv, CredentialEnv: s.CeilingCredentialEnv, Network: s.CeilingNetwork, MemoryBytes: s.CeilingMemoryBytes,
 			TableElements: s.CeilingTableElements, Instances: s.CeilingInstances,
 			DeadlineSeconds: s.CeilingDeadlineSeconds, WorkdirBytes: s.CeilingWorkdirBytes,
 		},

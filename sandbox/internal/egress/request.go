@@ -1,0 +1,107 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// Request is what a guest sends: a head of lines, "METHOD URL" and then
+// "name: value" for each header, and a body.
+type Request struct {
+	Head string
+	Body []byte
+}
+
+// Valid reports whether a request is within the bounds, before it is sent to
+// whoever makes it.
+func (r Request) Valid() *Error {
+	switch {
+	case len(r.Head) > MaxURLBytes+MaxHeaderBytes:
+		return refuse(ErrnoTooBig, "the head of the request has %d bytes: at most %d", len(r.Head), MaxURLBytes+MaxHeaderBytes)
+	case len(r.Body) > MaxRequestBytes:
+		return refuse(ErrnoTooBig, "the body of the request has %d bytes: at most %d", len(r.Body), MaxRequestBytes)
+	case !utf8.ValidString(r.Head):
+		return refuse(ErrnoInvalid, "the head of the request is no UTF-8")
+	case strings.ContainsAny(r.Head, "\x00\r"):
+		return refuse(ErrnoInvalid, "the head of the request holds a NUL or a carriage return: a line ends with a line feed")
+	}
+	return nil
+}
+
+// dropped are headers that the host sets itself; forbidden are those that would
+// change who is talked to or how.
+var (
+	dropped   = map[string]bool{"Accept-Encoding": true, "Content-Length": true}
+	forbidden = map[string]bool{
+		"Host": true, "Connection": true, "Keep-Alive": true, "Transfer-Encoding": true, "Te": true, "Trailer": true,
+		"Upgrade": true, "Expect": true, "Proxy-Authorization": true, "Proxy-Connection": true,
+	}
+)
+
+// parse makes a request that the policy allows. secret are the headers that hold
+// one.
+func (p Policy) parse(ctx context.Context, r Request) (req *http.Request, secret []string, _ *Error) {
+	if problem := r.Valid(); problem != nil {
+		return nil, nil, problem
+	}
+	first, rest, _ := strings.Cut(r.Head, "\n")
+	method, address, ok := strings.Cut(first, " ")
+	switch {
+	case !ok || !httpguts.ValidHeaderFieldName(method):
+		return nil, nil, refuse(ErrnoInvalid, "the first line of the request is not METHOD URL")
+	case method == http.MethodConnect || method == http.MethodTrace:
+		return nil, nil, refuse(ErrnoInvalid, "the method %s is not supported", method)
+	case len(address) > MaxURLBytes:
+		return nil, nil, refuse(ErrnoTooBig, "the URL has %d bytes: at most %d", len(address), MaxURLBytes)
+	}
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, nil, refuse(ErrnoInvalid, "the URL cannot be read")
+	}
+	if problem := p.checkURL(u); problem != nil {
+		return nil, nil, problem
+	}
+	if req, err = http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(r.Body)); err != nil {
+		return nil, nil, refuse(ErrnoInvalid, "the request cannot be made: %s", err)
+	}
+	req.Header["User-Agent"] = nil // unless the guest has one
+	count := 0
+	for line := range strings.Lines(rest) {
+		line = strings.TrimSuffix(line, "\n")
+		if line == "" {
+			continue
+		}
+		name, value, ok := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		key := textproto.CanonicalMIMEHeaderKey(name)
+		switch count++; {
+		case count > MaxHeaders:
+			return nil, nil, refuse(ErrnoTooBig, "the request has more than %d headers", MaxHeaders)
+		case !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value):
+			return nil, nil, refuse(ErrnoInvalid, "line %d of the request's head is no header", count+1)
+		case forbidden[key]:
+			return nil, nil, refuse(ErrnoInvalid, "the header %s is the host's to set", key)
+		case dropped[key]:
+			continue
+		}
+		filled, problem := p.fill(u, key, value)
+		if problem != nil {
+			return nil, nil, problem
+		}
+		if filled != value {
+			secret = append(secret, key)
+		}
+		req.Header[key] = append(req.Header[key], filled)
+	}
+	if len(r.Head)-len(first) > MaxHeaderBytes {
+		return nil, nil, refuse(ErrnoTooBig, "the headers of the request have more than %d bytes", MaxHeaderBytes)
+	}
+	return req, secret, nil
+}
