@@ -43,7 +43,6 @@ type Capabilities struct {
 	Filesystem Filesystem `json:"filesystem" yaml:"filesystem"`
 	Env        EnvGrant   `json:"env" yaml:"env"`
 	Network    Network    `json:"network" yaml:"network"`
-	Secrets    Secrets    `json:"secrets,omitzero" yaml:"secrets"`
 	Limits     Limits     `json:"limits" yaml:"limits"`
 }
 
@@ -61,12 +60,6 @@ type EnvGrant struct {
 
 // Network lists the hosts that a capsule may call.
 type Network struct {
-	Allow []string `json:"allow,omitempty" yaml:"allow"`
-}
-
-// Secrets lists the operator's secrets that a capsule may refer to in the headers
-// of its HTTP requests. It never sees their values.
-type Secrets struct {
 	Allow []string `json:"allow,omitempty" yaml:"allow"`
 }
 
@@ -155,7 +148,6 @@ var manifestKeys = map[string]any{
 		"filesystem": map[string]any{"scope": shapeText, "read_only": shapeTexts},
 		"env":        map[string]any{"allow": shapeTexts},
 		"network":    map[string]any{"allow": shapeTexts},
-		"secrets":    map[string]any{"allow": shapeTexts},
 		"limits": map[string]any{
 			"memory_bytes": shapeNumber, "table_elements": shapeNumber, "instances": shapeNumber,
 			"deadline_seconds": shapeNumber, "workdir_bytes": shapeNumber,
@@ -264,11 +256,6 @@ func (c Capabilities) problems() []error {
 	for i, entry := range c.Network.Allow {
 		if _, err := ParseNetworkRule(entry); err != nil {
 			bad("network.allow[%d]: %w", i, err)
-		}
-	}
-	for i, name := range c.Secrets.Allow {
-		if !envName.MatchString(name) {
-			bad("secrets.allow[%d] is %q: it is a name like an environment variable's", i, clip(name, 64))
 		}
 	}
 	return problems

@@ -134,7 +134,7 @@ func (p Policy) fill(u *url.URL, header, value string) (string, *Error) {
 			}
 		}
 		problem = refuse(ErrnoNotGranted, "the secret %q is not granted in the header %s of a request to %s://%s:"+
-			" capabilities.secrets.allow and the operator's store say which are", clip(name), header, u.Scheme, clip(u.Host))
+			" what the run was granted says which are", clip(name), header, u.Scheme, clip(u.Host))
 		return ""
 	})
 	return filled, problem
