@@ -13,7 +13,7 @@ import (
 
 // pipeVersion is the version of the protocol between a worker and its sandbox
 // processes. Both are the same binary, unless somebody configured another.
-const pipeVersion = 2
+const pipeVersion = 3
 
 // maxMessageBytes bounds a message: the largest is an ending with 8 MiB of
 // stdout, each byte of which may have become a U+FFFD of three.
