@@ -31,6 +31,9 @@ func PublicAddress(a netip.Addr) bool { return egress.Public(a) }
 type HTTPConfig struct {
 	// Roots verify https; nil is the system's.
 	Roots *x509.CertPool
+
+	resolver egress.Resolver // nil: the system's
+	limits   egress.Limits
 }
 
 // requester makes the requests of one run. Its methods are called on the guest's
@@ -46,6 +49,8 @@ type requester interface {
 // reads.
 type exchange struct {
 	wake chan struct{} // of the run, of capacity 1: something came
+
+	untold int // bytes that the guest read; of its goroutine
 
 	mu     sync.Mutex // guards what follows
 	head   []byte

@@ -16,8 +16,10 @@ type httpCalls struct {
 	client *egress.Client
 	group  sync.WaitGroup
 
+	running chan struct{} // a place for each goroutine, of canceled ones too
+
 	mu    sync.Mutex
-	calls map[uint32]*httpCall
+	calls map[uint32]*httpCall // that were not canceled
 }
 
 // httpCall is one request. unread are the bytes that its reader has not taken.
@@ -31,8 +33,12 @@ type httpCall struct {
 
 func newHTTPCalls(ctx context.Context, cfg HTTPConfig, n Network) *httpCalls {
 	c := &httpCalls{
-		client: egress.NewClient(egress.Config{Roots: cfg.Roots}, egress.Policy{Allow: n.Allow, Secrets: n.Secrets}),
-		calls:  map[uint32]*httpCall{},
+		client: egress.NewClient(
+			egress.Config{Roots: cfg.Roots, Resolver: cfg.resolver, Limits: cfg.limits},
+			egress.Policy{Allow: n.Allow, Secrets: n.Secrets},
+		),
+		calls:   map[uint32]*httpCall{},
+		running: make(chan struct{}, 2*egress.MaxInFlight),
 	}
 	c.ctx, c.stop = context.WithCancel(ctx)
 	return c
@@ -44,20 +50,31 @@ var (
 )
 
 // start makes a request. done is called on its goroutine when it is over, unless
-// it was canceled.
+// it was canceled. It blocks while too many canceled ones are not gone yet.
 func (c *httpCalls) start(id uint32, r egress.Request, sink egress.Sink, done func(*egress.Error)) error {
+	select {
+	case c.running <- struct{}{}:
+	case <-c.ctx.Done():
+		return c.ctx.Err()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.calls[id] != nil {
-		return errHandleUsed
+	var problem error
+	switch {
+	case c.calls[id] != nil:
+		problem = errHandleUsed
+	case len(c.calls) >= egress.MaxInFlight:
+		problem = errTooMany
 	}
-	if len(c.calls) >= egress.MaxInFlight {
-		return errTooMany
+	if problem != nil {
+		<-c.running
+		return problem
 	}
 	call := &httpCall{room: make(chan struct{}, 1)}
 	call.ctx, call.stop = context.WithCancel(c.ctx)
 	c.calls[id] = call
 	c.group.Go(func() {
+		defer func() { <-c.running }()
 		defer call.stop()
 		err := c.client.Do(call.ctx, r, heldSink{sink, call})
 		if call.ctx.Err() != nil {
@@ -122,6 +139,9 @@ func (c *httpCalls) cancel(id uint32) {
 	}
 }
 
+// over reports whether the run is.
+func (c *httpCalls) over() bool { return c.ctx.Err() != nil }
+
 // close cancels all requests and waits until they are gone.
 func (c *httpCalls) close() {
 	c.stop()
@@ -140,9 +160,9 @@ func (d *directHTTP) begin(id uint32, r egress.Request, x *exchange) {
 	if d.calls == nil {
 		d.calls = d.make()
 	}
-	// Neither error can come: guestHTTP counts, and uses each handle once.
+	// guestHTTP counts, and uses each handle once: what is left is that the run ends.
 	if err := d.calls.start(id, r, exchangeSink{x}, x.finish); err != nil {
-		x.finish(&egress.Error{Errno: egress.ErrnoTooMany, Sentence: err.Error()})
+		x.finish(&egress.Error{Errno: egress.ErrnoCanceled, Sentence: err.Error()})
 	}
 }
 

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"starling/sandbox/internal/egress"
 )
@@ -27,7 +26,7 @@ func (h *workerHTTP) take(kind messageKind, body []byte) error {
 			h.calls = h.make()
 		}
 		answers := pipeSink{h.run, id}
-		if err := h.calls.start(id, request, answers, answers.done); err != nil {
+		if err := h.calls.start(id, request, answers, answers.done); err != nil && !h.calls.over() {
 			return fmt.Errorf("%w: %w", errBadMessage, err)
 		}
 		return nil
@@ -70,10 +69,7 @@ type pipeSink struct {
 }
 
 func (s pipeSink) send(kind messageKind, more func(*encoder)) error {
-	// A guest that was told to stop has left a deadline.
-	_ = s.run.slot.control.conn.SetDeadline(time.Time{})
-	return s.run.slot.control.send(kind, func(e *encoder) {
-		e.num(s.run.spec.number)
+	return s.run.control(kind, func(e *encoder) {
 		e.num(int64(s.id))
 		more(e)
 	})
@@ -112,11 +108,22 @@ func (h childHTTP) begin(id uint32, request egress.Request, x *exchange) {
 }
 
 func (h childHTTP) consumed(id uint32, bytes int) {
+	h.r.httpMu.Lock()
+	x := h.r.exchanges[id]
+	h.r.httpMu.Unlock()
+	if x.untold += bytes; x.untold < tellAfter {
+		return
+	}
 	h.r.must(h.r.slot.send(msgHTTPRead, func(e *encoder) {
 		e.num(int64(id))
-		e.num(int64(bytes))
+		e.num(int64(x.untold))
 	}))
+	x.untold = 0
 }
+
+// tellAfter is how much a guest reads before the worker is told: much less than a
+// window, so that the next bytes come before it is empty.
+const tellAfter = egress.WindowBytes / 8
 
 func (h childHTTP) cancel(id uint32) {
 	h.r.httpMu.Lock()

@@ -93,6 +93,25 @@ func (p *pipe) send(kind messageKind, body func(*encoder)) error {
 	return p.flush()
 }
 
+// sendWithin is send that gives up when the other side does not read for so long.
+// Then a part of the message may have been written, and nothing more can be sent.
+func (p *pipe) sendWithin(d time.Duration, kind messageKind, body func(*encoder)) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.add(kind, body); err != nil {
+		return err
+	}
+	err := p.conn.SetDeadline(time.Now().Add(d))
+	if err == nil {
+		err = p.flush()
+	}
+	if err != nil {
+		p.broken = err
+		return err
+	}
+	return p.conn.SetDeadline(time.Time{})
+}
+
 // The bounds of a message that may wait for others.
 const (
 	sendDelay  = time.Millisecond

@@ -236,12 +236,26 @@ func (r *remoteRun) watch(done, ctx context.Context) {
 	}
 }
 
-// tell says something of this run beside its events. A process that is gone, or
-// reads no more, is seen by run.
-func (r *remoteRun) tell(kind messageKind) {
-	_ = r.slot.control.conn.SetDeadline(time.Now().Add(r.s.cfg.KillAfter))
-	_ = r.slot.control.send(kind, func(e *encoder) { e.num(r.spec.number) })
+// tell says something of this run beside its events. A process that is gone is
+// seen by run.
+func (r *remoteRun) tell(kind messageKind) { _ = r.control(kind, func(*encoder) {}) }
+
+// control sends a message about this run on the second socket. An honest process
+// always reads there: one that does not is killed. It may be called concurrently.
+func (r *remoteRun) control(kind messageKind, more func(*encoder)) error {
+	err := r.slot.control.sendWithin(controlPatience*r.s.cfg.KillAfter, kind, func(e *encoder) {
+		e.num(r.spec.number)
+		more(e)
+	})
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		r.slot.process.kill(r.slot)
+	}
+	return err
 }
+
+// controlPatience is how long a process may not read its second socket, in times of
+// KillAfter: the machine may be busy.
+const controlPatience = 5
 
 // kill sets when the process is killed unless it has ended the guest, or said
 // something when it has not begun it. Nobody looks before the run has lasted a

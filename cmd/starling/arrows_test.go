@@ -28,7 +28,7 @@ var arrows = map[string][]string{
 var forbidden = map[string][]string{
 	"starling/protocol":      {"github.com/nats-io", "github.com/bytecodealliance", "net/http"},
 	"starling/broker":        {"github.com/bytecodealliance"},
-	"starling/sandbox":       {"github.com/nats-io"}, // net/http makes the requests of guests
+	"starling/sandbox":       {"github.com/nats-io"}, // and see TestArrowsOnlyEgressKnowsHTTP
 	"starling/sandbox/guest": {"github.com/", "golang.org/x"},
 	"starling/completion":    {"github.com/nats-io", "github.com/bytecodealliance"},
 }
@@ -47,6 +47,27 @@ func TestArrowsPointDownOnly(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestArrowsOnlyEgressKnowsHTTP: one package of the sandbox makes the requests of
+// guests, and the SDK, which runs inside of them, may look like an HTTP client.
+func TestArrowsOnlyEgressKnowsHTTP(t *testing.T) {
+	t.Parallel()
+	const egress, sdk = "starling/sandbox/internal/egress", "starling/sandbox/guest"
+	knows := false
+	for _, pkg := range list(t, "starling/sandbox/...") {
+		imports := list(t, "-f", `{{join .Imports "\n"}}`, pkg)
+		switch {
+		case !slices.ContainsFunc(imports, func(i string) bool { return i == "net/http" || strings.Contains(i, "/http/") }):
+		case pkg == egress:
+			knows = true
+		case pkg != sdk && !strings.HasPrefix(pkg, sdk+"/"):
+			t.Errorf("%s imports net/http, which only %s is to know", pkg, egress)
+		}
+	}
+	if !knows {
+		t.Errorf("%s does not import net/http", egress)
 	}
 }
 

@@ -43,6 +43,7 @@ type Client struct {
 	cfg       Config
 	policy    Policy
 	transport *http.Transport
+	conns     *conns
 }
 
 // NewClient makes a client without connections. Close it.
@@ -51,7 +52,7 @@ func NewClient(cfg Config, policy Policy) *Client {
 	if cfg.Resolver == nil {
 		cfg.Resolver = net.DefaultResolver
 	}
-	c := &Client{cfg: cfg, policy: policy}
+	c := &Client{cfg: cfg, policy: policy, conns: newConns()}
 	c.transport = &http.Transport{
 		// No proxy: it would dial for us, and not what was judged.
 		DialContext:            c.dial,
@@ -59,46 +60,18 @@ func NewClient(cfg Config, policy Policy) *Client {
 		TLSHandshakeTimeout:    30 * time.Second,
 		ForceAttemptHTTP2:      true,
 		MaxIdleConns:           MaxInFlight,
+		MaxConnsPerHost:        MaxInFlight,
 		IdleConnTimeout:        time.Minute,
 		MaxResponseHeaderBytes: MaxHeaderBytes,
 	}
 	return c
 }
 
-// Close drops the connections; every Do has returned.
-func (c *Client) Close() { c.transport.CloseIdleConnections() }
-
-// dial resolves a name once, judges every address that it has, and connects to
-// one of those.
-func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	addrs := []netip.Addr{}
-	if literal, err := netip.ParseAddr(host); err == nil {
-		addrs = append(addrs, literal)
-	} else if addrs, err = c.cfg.Resolver.LookupNetIP(ctx, "ip", host); err != nil {
-		return nil, err
-	}
-	if len(addrs) == 0 {
-		return nil, refuse(ErrnoUnreachable, "the host %q has no address", clip(host))
-	}
-	for _, addr := range addrs {
-		if problem := c.policy.checkAddress(host, port, addr); problem != nil {
-			return nil, problem
-		}
-	}
-	dialer := net.Dialer{Timeout: 30 * time.Second}
-	var problems []error
-	for _, addr := range addrs {
-		conn, err := dialer.DialContext(ctx, network, net.JoinHostPort(addr.Unmap().String(), port))
-		if err == nil {
-			return conn, nil
-		}
-		problems = append(problems, err)
-	}
-	return nil, errors.Join(problems...)
+// Close drops the connections, also those that are being made; every Do has
+// returned.
+func (c *Client) Close() {
+	c.transport.CloseIdleConnections()
+	c.conns.close()
 }
 
 // Do makes a request and gives its response to a sink. It blocks until the whole
