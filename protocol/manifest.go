@@ -43,6 +43,7 @@ type Capabilities struct {
 	Filesystem Filesystem `json:"filesystem" yaml:"filesystem"`
 	Env        EnvGrant   `json:"env" yaml:"env"`
 	Network    Network    `json:"network" yaml:"network"`
+	Secrets    Secrets    `json:"secrets,omitzero" yaml:"secrets"`
 	Limits     Limits     `json:"limits" yaml:"limits"`
 }
 
@@ -60,6 +61,12 @@ type EnvGrant struct {
 
 // Network lists the hosts that a capsule may call.
 type Network struct {
+	Allow []string `json:"allow,omitempty" yaml:"allow"`
+}
+
+// Secrets lists the operator's secrets that a capsule may refer to in the headers
+// of its HTTP requests. It never sees their values.
+type Secrets struct {
 	Allow []string `json:"allow,omitempty" yaml:"allow"`
 }
 
@@ -148,6 +155,7 @@ var manifestKeys = map[string]any{
 		"filesystem": map[string]any{"scope": shapeText, "read_only": shapeTexts},
 		"env":        map[string]any{"allow": shapeTexts},
 		"network":    map[string]any{"allow": shapeTexts},
+		"secrets":    map[string]any{"allow": shapeTexts},
 		"limits": map[string]any{
 			"memory_bytes": shapeNumber, "table_elements": shapeNumber, "instances": shapeNumber,
 			"deadline_seconds": shapeNumber, "workdir_bytes": shapeNumber,
@@ -258,12 +266,21 @@ func (c Capabilities) problems() []error {
 			bad("network.allow[%d]: %w", i, err)
 		}
 	}
+	for i, name := range c.Secrets.Allow {
+		if !ValidSecretName(name) {
+			bad("secrets.allow[%d] is %q: it is a name like an environment variable's", i, clip(name, 64))
+		}
+	}
 	return problems
 }
 
 func validEnvName(name string) bool {
 	return spelled(name, 1, 128, letters+digits+"_") && !strings.Contains(digits, name[:1])
 }
+
+// ValidSecretName reports whether a secret may have the name: it is like that of an
+// environment variable.
+func ValidSecretName(name string) bool { return validEnvName(name) }
 
 // subpath reports whether p names something below a root and nothing else.
 func subpath(p string) bool {

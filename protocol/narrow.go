@@ -20,6 +20,7 @@ type JobCapabilities struct {
 	Filesystem *JobFilesystem `json:"filesystem,omitempty"`
 	Env        *EnvGrant      `json:"env,omitempty"`     // instead of the manifest's, of which it is a part
 	Network    *Network       `json:"network,omitempty"` // the same
+	Secrets    *Secrets       `json:"secrets,omitempty"` // the same
 	Limits     *JobLimits     `json:"limits,omitempty"`
 }
 
@@ -76,7 +77,7 @@ func ParseJobCapabilities(data []byte) (*JobCapabilities, error) {
 	}
 	if unknown := unknownKeys("capabilities.", raw, jobCapabilityKeys); len(unknown) > 0 {
 		slices.Sort(unknown)
-		return nil, fmt.Errorf("%w: %s: a job can narrow filesystem.read_only, env.allow, network.allow and limits", ErrJob, strings.Join(unknown, ", "))
+		return nil, fmt.Errorf("%w: %s: a job can narrow filesystem.read_only, env.allow, network.allow, secrets.allow and limits", ErrJob, strings.Join(unknown, ", "))
 	}
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrJob, err)
@@ -99,6 +100,9 @@ func (c *JobCapabilities) Validate() error {
 	}
 	if c.Network != nil {
 		asked.Network = *c.Network
+	}
+	if c.Secrets != nil {
+		asked.Secrets = *c.Secrets
 	}
 	if c.Limits != nil {
 		for _, l := range c.Limits.each(&asked.Limits) {
@@ -146,6 +150,14 @@ func (c Capabilities) Narrow(job *JobCapabilities) (Capabilities, error) {
 			}
 		}
 		c.Network.Allow = job.Network.Allow
+	}
+	if job.Secrets != nil {
+		for _, name := range job.Secrets.Allow {
+			if !slices.Contains(c.Secrets.Allow, name) {
+				bad("secrets.allow has %s, and the capsule's manifest has %s", name, listed(c.Secrets.Allow))
+			}
+		}
+		c.Secrets.Allow = job.Secrets.Allow
 	}
 	if job.Filesystem != nil {
 		c.Filesystem.ReadOnly = slices.Concat(c.Filesystem.ReadOnly, job.Filesystem.ReadOnly)

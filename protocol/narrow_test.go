@@ -18,6 +18,7 @@ func asks() protocol.Capabilities {
 		Filesystem: protocol.Filesystem{Scope: "data", ReadOnly: []string{"in"}},
 		Env:        protocol.EnvGrant{Allow: []string{"LANG", "TZ"}},
 		Network:    protocol.Network{Allow: []string{"https://api.example.com", "db.example.com:5432", "cdn.example.com"}},
+		Secrets:    protocol.Secrets{Allow: []string{"MODEL", "SEARCH"}},
 		Limits: protocol.Limits{
 			MemoryBytes: 1000, TableElements: 100, Instances: 10, DeadlineSeconds: 60, WorkdirBytes: 5000,
 		},
@@ -51,6 +52,8 @@ func TestAJobNarrowsItsCapsule(t *testing.T) {
 				c.Network.Allow = []string{"https://cdn.example.com", "cdn.example.com:8080", "https://api.example.com:443"}
 			},
 		},
+		"one secret":     {`{"secrets":{"allow":["MODEL"]}}`, func(c *protocol.Capabilities) { c.Secrets.Allow = []string{"MODEL"} }},
+		"no secrets":     {`{"secrets":{"allow":[]}}`, func(c *protocol.Capabilities) { c.Secrets.Allow = nil }},
 		"no network":     {`{"network":{}}`, func(c *protocol.Capabilities) { c.Network.Allow = nil }},
 		"more read-only": {`{"filesystem":{"read_only":["out"]}}`, func(c *protocol.Capabilities) { c.Filesystem.ReadOnly = []string{"in", "out"} }},
 	} {
@@ -87,6 +90,7 @@ func TestAJobThatAsksForMoreIsNotGranted(t *testing.T) {
 		`{"limits":{"memory_bytes":1001}}`:                                      {"capabilities.limits.memory_bytes is 1001", "has 1000"},
 		`{"limits":{"deadline_seconds":61,"instances":11}}`:                     {"limits.deadline_seconds is 61", "limits.instances is 11", "has 10"},
 		`{"env":{"allow":["TZ","HOME"]}}`:                                       {"env.allow has HOME", "has LANG, TZ"},
+		`{"secrets":{"allow":["MODEL","OTHER"]}}`:                               {"secrets.allow has OTHER", "has MODEL, SEARCH"},
 		`{"network":{"allow":["evil.example.com"]}}`:                            {"network.allow has evil.example.com", "https://api.example.com"},
 		`{"network":{"allow":["http://api.example.com"]}}`:                      {"network.allow has http://api.example.com"},
 		`{"network":{"allow":["api.example.com"]}}`:                             {"network.allow has api.example.com"}, // any scheme is more than https

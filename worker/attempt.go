@@ -132,7 +132,7 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 	end := a.w.guests.Run(running, sandbox.Spec{
 		Module: capsule.path, Digest: capsule.Digest, Args: []string{a.manifest.Name}, Env: env,
 		WorkDir: a.dir.path, Filesystem: a.manifest.Capabilities.Filesystem,
-		Network: network(a.manifest.Capabilities),
+		Network: a.network(),
 		Limits:  a.manifest.Capabilities.Limits, Output: a.manifest.Output,
 		Stdin: []byte(protocol.MessageText(a.job.Message)), Stderr: stderr, Canceled: a.cancel.asked,
 	}, func(e protocol.Event) { a.event(ctx, stop, e) })

@@ -31,6 +31,7 @@ type Config struct {
 	Reports      int           // ended jobs that report outside a slot at a time; default 4 × Slots, at least 256
 
 	Ceiling Ceiling
+	Secrets Secrets // that capsules may be granted
 
 	Metrics prometheus.Registerer    // where the worker's metrics are registered; nil: nowhere
 	Tracer  oteltrace.TracerProvider // of the spans of jobs; nil: traces are passed on only

@@ -93,13 +93,19 @@ func (c Ceiling) checkNetwork(n protocol.Network) error {
 	return nil
 }
 
-// network is what a guest may call: c was granted.
-func network(c protocol.Capabilities) sandbox.Network {
+// network is what the guest may call, and with which secrets. The capabilities were
+// granted.
+func (a *attempt) network() sandbox.Network {
 	var n sandbox.Network
-	for _, entry := range c.Network.Allow {
+	for _, entry := range a.manifest.Capabilities.Network.Allow {
 		if rule, err := protocol.ParseNetworkRule(entry); err == nil { // checkNetwork has refused others
 			n.Allow = append(n.Allow, rule)
 		}
+	}
+	var unknown []string
+	n.Secrets, unknown = a.w.cfg.Secrets.granted(a.manifest.Capabilities.Secrets)
+	if unknown != nil { // the guest is not told which: names are the operator's
+		a.log.Warn("the capsule asks for secrets that this worker does not have", "secrets", unknown)
 	}
 	return n
 }

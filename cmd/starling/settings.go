@@ -125,6 +125,7 @@ type workerSettings struct {
 	CeilingEnv             []string `split_words:"true" desc:"variables of the worker's environment that capsules may be given, comma-separated"`
 	CeilingCredentialEnv   []string `split_words:"true" desc:"credential-shaped names that capsules may be given, comma-separated"`
 	CeilingNetwork         []string `split_words:"true" desc:"hosts that capsules may call, as network.allow has them, comma-separated; empty: any public host that a manifest lists"`
+	Secrets                string   `desc:"path of a YAML file of secrets that capsules may refer to in headers of their requests; only its owner may read it"`
 	CeilingMemoryBytes     int64    `split_words:"true" default:"0" desc:"most memory a manifest may ask for; 0: no ceiling"`
 	CeilingTableElements   int64    `split_words:"true" default:"0" desc:"most elements of a table a manifest may ask for; 0: no ceiling"`
 	CeilingInstances       int64    `split_words:"true" default:"0" desc:"most instances a manifest may ask for; 0: no ceiling"`
@@ -162,6 +163,12 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 		},
 	}
 	err := cfg.Validate()
+	if s.Secrets != "" {
+		var problem error
+		if cfg.Secrets, problem = worker.ReadSecrets(s.Secrets); problem != nil {
+			err = errors.Join(err, fmt.Errorf("STARLING_SECRETS (--secrets): %w", problem))
+		}
+	}
 	if s.Slots == 0 { // to the package that is its default
 		err = errors.Join(err, fmt.Errorf("STARLING_SLOTS (--slots) is %d: it is at least 1", s.Slots))
 	}

@@ -44,6 +44,7 @@ type Client struct {
 	policy    Policy
 	transport *http.Transport
 	conns     *conns
+	secrets   *redactor // has no text of its own
 }
 
 // NewClient makes a client without connections. Close it.
@@ -52,7 +53,7 @@ func NewClient(cfg Config, policy Policy) *Client {
 	if cfg.Resolver == nil {
 		cfg.Resolver = net.DefaultResolver
 	}
-	c := &Client{cfg: cfg, policy: policy, conns: newConns()}
+	c := &Client{cfg: cfg, policy: policy, conns: newConns(), secrets: newRedactor(policy.Secrets)}
 	c.transport = &http.Transport{
 		// No proxy: it would dial for us, and not what was judged.
 		DialContext:            c.dial,
@@ -89,7 +90,7 @@ func (c *Client) Do(ctx context.Context, r Request, sink Sink) error {
 			return sunk.err
 		}
 		e := *classify(ctx, err)
-		e.Sentence = clip(redact(c.policy.Secrets, e.Sentence))
+		e.Sentence = clip(c.secrets.text(e.Sentence))
 		return &e
 	}
 	return nil
@@ -159,11 +160,14 @@ func (c *Client) head(r *http.Response) (string, *Error) {
 	fmt.Fprintf(&text, "%d\n", r.StatusCode)
 	count := 0
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
+		if name == "Content-Length" && len(c.policy.Secrets) > 0 && r.Request.Method != http.MethodHead {
+			continue // it may be another when secrets were taken out
+		}
 		for _, value := range r.Header[name] {
 			if count++; count > MaxHeaders {
 				return "", refuse(ErrnoMessageSize, "the response has more than %d headers", MaxHeaders)
 			}
-			line := redact(c.policy.Secrets, name+": "+value)
+			line := c.secrets.text(name + ": " + value)
 			text.WriteString(strings.Map(oneLine, line) + "\n")
 		}
 	}
@@ -180,7 +184,7 @@ func oneLine(r rune) rune {
 // body gives a body to the sink in pieces as they come.
 func (c *Client) body(cancel context.CancelCauseFunc, body io.Reader, sink Sink) error {
 	l := c.cfg.Limits
-	clean := newRedactor(c.policy.Secrets)
+	clean := c.secrets.fresh()
 	idle := time.AfterFunc(l.Idle, func() {
 		cancel(refuse(ErrnoTimedOut, "nothing more of the response came within %s", l.Idle))
 	})

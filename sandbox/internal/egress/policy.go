@@ -3,7 +3,6 @@ package egress
 import (
 	"net/netip"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -15,20 +14,6 @@ type Policy struct {
 	Allow   []protocol.NetworkRule
 	Secrets []Secret
 }
-
-// Secret is one value of the operator's store.
-type Secret struct {
-	Name    string
-	Value   string
-	Hosts   []protocol.NetworkRule // where it may be sent; none is nowhere
-	Headers []string               // in which headers, lower case; none is any
-}
-
-// String keeps the value out of logs and messages.
-func (s Secret) String() string { return s.Name }
-
-// GoString is String.
-func (s Secret) GoString() string { return s.Name }
 
 // checkURL judges where a request goes by name.
 func (p Policy) checkURL(u *url.URL) *Error {
@@ -117,27 +102,6 @@ var special = func() []netip.Prefix {
 func Public(addr netip.Addr) bool {
 	addr = addr.Unmap().WithZone("")
 	return addr.IsValid() && !slices.ContainsFunc(special, func(p netip.Prefix) bool { return p.Contains(addr) })
-}
-
-var reference = regexp.MustCompile(`\$\{secret:([^}]*)\}`)
-
-// fill puts secrets in the place of references in a header's value. One sentence
-// refuses whatever the reason: it does not tell which names there are.
-func (p Policy) fill(u *url.URL, header, value string) (string, *Error) {
-	var problem *Error
-	filled := reference.ReplaceAllStringFunc(value, func(ref string) string {
-		name := reference.FindStringSubmatch(ref)[1]
-		for _, s := range p.Secrets {
-			if s.Name == name && slices.ContainsFunc(s.Hosts, func(r protocol.NetworkRule) bool { return r.Allows(u) }) &&
-				(len(s.Headers) == 0 || slices.Contains(s.Headers, strings.ToLower(header))) {
-				return s.Value
-			}
-		}
-		problem = refuse(ErrnoNotGranted, "the secret %q is not granted in the header %s of a request to %s://%s:"+
-			" what the run was granted says which are", clip(name), header, u.Scheme, clip(u.Host))
-		return ""
-	})
-	return filled, problem
 }
 
 func clip(s string) string {

@@ -2,6 +2,9 @@ package egress
 
 import (
 	"bytes"
+	"encoding/json"
+	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -10,70 +13,115 @@ const redacted = "[secret]"
 // redactor takes the values of secrets out of text that comes in pieces. It
 // holds back only what may be the beginning of one.
 type redactor struct {
-	values [][]byte
-	held   []byte
+	values  [][]byte // the longest first; shared
+	longest int
+	held    []byte
 }
 
 func newRedactor(secrets []Secret) *redactor {
 	r := &redactor{}
 	for _, s := range secrets {
-		r.values = append(r.values, []byte(s.Value))
+		for _, form := range forms(s.Value) {
+			r.values = append(r.values, []byte(form))
+			r.longest = max(r.longest, len(form))
+		}
 	}
+	slices.SortStableFunc(r.values, func(a, b []byte) int { return len(b) - len(a) })
 	return r
 }
 
-// write gives what is sure of all that was written so far.
+// forms are how an honest server echoes a value: as it is, in a string of JSON, and
+// in a query or a path.
+func forms(value string) []string {
+	all := []string{value, url.QueryEscape(value), url.PathEscape(value)}
+	for _, html := range []bool{false, true} {
+		var quoted bytes.Buffer
+		e := json.NewEncoder(&quoted)
+		e.SetEscapeHTML(html)
+		if e.Encode(value) == nil { // it cannot fail
+			all = append(all, strings.Trim(quoted.String(), "\"\n"))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// write gives what is sure of all that was written so far. The caller may change
+// piece afterwards, but what is given is valid only until then.
 func (r *redactor) write(piece []byte) []byte {
 	if len(r.values) == 0 {
 		return piece
 	}
 	r.held = append(r.held, piece...)
-	var out []byte
-	for {
-		at, size := r.first()
-		if at < 0 {
-			break
-		}
-		out = append(append(out, r.held[:at]...), redacted...)
-		r.held = r.held[at+size:]
-	}
-	keep := r.beginning()
-	out = append(out, r.held[:len(r.held)-keep]...)
-	r.held = append([]byte(nil), r.held[len(r.held)-keep:]...)
-	return out
+	return r.clean(false)
 }
 
 // rest is what was held back, at the end.
-func (r *redactor) rest() []byte { return r.held }
+func (r *redactor) rest() []byte { return r.clean(true) }
 
-// first is the first value in what is held, the longest where two begin there.
-func (r *redactor) first() (at, size int) {
-	at = -1
-	for _, v := range r.values {
-		i := bytes.Index(r.held, v)
-		if i >= 0 && (at < 0 || i < at || i == at && len(v) > size) {
-			at, size = i, len(v)
-		}
+// clean takes values out of what is held and keeps what may go on to one, unless
+// that was all.
+func (r *redactor) clean(all bool) []byte {
+	var out []byte
+	at, begun, next := 0, -1, make([]int, len(r.values)) // where each value is found next
+	for i := range next {
+		next[i] = -1
 	}
-	return at, size
+	for {
+		found, size := len(r.held), 0
+		for i, v := range r.values {
+			if next[i] < at {
+				next[i] = at + index(r.held[at:], v)
+			}
+			if next[i] < found {
+				found, size = next[i], len(v)
+			}
+		}
+		if begun < at {
+			begun = r.beginning(at)
+		}
+		if !all && begun <= found {
+			out = append(out, r.held[at:begun]...)
+			r.held = append([]byte(nil), r.held[begun:]...)
+			return out
+		}
+		out = append(out, r.held[at:found]...)
+		if size == 0 {
+			r.held = nil
+			return out
+		}
+		out = append(out, redacted...)
+		at = found + size
+	}
 }
 
-// beginning is the length of the longest end of what is held that may go on to a
-// value.
-func (r *redactor) beginning() int {
-	longest := 0
-	for _, v := range r.values {
-		for n := min(len(v)-1, len(r.held)); n > longest; n-- {
-			if bytes.HasSuffix(r.held, v[:n]) {
-				longest = n
+// index is where v is in text, or text's length.
+func index(text, v []byte) int {
+	if i := bytes.Index(text, v); i >= 0 {
+		return i
+	}
+	return len(text)
+}
+
+// beginning is where, from at on, something begins that may go on to a value; the
+// end when nothing does.
+func (r *redactor) beginning(at int) int {
+	for i := max(at, len(r.held)-r.longest+1); i < len(r.held); i++ {
+		for _, v := range r.values {
+			if len(v) > len(r.held)-i && bytes.HasPrefix(v, r.held[i:]) {
+				return i
 			}
 		}
 	}
-	return longest
+	return len(r.held)
 }
 
-func redact(secrets []Secret, text string) string {
-	r := newRedactor(secrets)
-	out := string(r.write([]byte(text)))
-	return strings.ToValidUTF8(out+string(r.rest()), "\uFFFD")
+// text takes values out of a whole text.
+func (r *redactor) text(text string) string {
+	one := r.fresh()
+	out := string(one.write([]byte(text)))
+	return strings.ToValidUTF8(out+string(one.rest()), "\uFFFD")
 }
+
+// fresh is a redactor of the same values for another text.
+func (r *redactor) fresh() *redactor { return &redactor{values: r.values, longest: r.longest} }

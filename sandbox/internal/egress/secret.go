@@ -1,0 +1,82 @@
+package egress
+
+import (
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"starling/protocol"
+)
+
+// Secret is one value of the operator's store.
+type Secret struct {
+	Name    string
+	Value   string
+	Hosts   []protocol.NetworkRule // where it may be sent; none is nowhere
+	Headers []string               // in which headers, lower case; none is any
+}
+
+// String keeps the value out of logs and messages.
+func (s Secret) String() string { return s.Name }
+
+// GoString is String.
+func (s Secret) GoString() string { return s.Name }
+
+// The bounds of a secret's value. A shorter one would be taken out of text that
+// only looks like it.
+const (
+	minSecretBytes = 8
+	maxSecretBytes = 8 << 10
+)
+
+// Valid reports a secret that cannot be used. The error does not hold the value.
+func (s Secret) Valid() error {
+	switch n := len(s.Value); {
+	case n < minSecretBytes || n > maxSecretBytes:
+		return fmt.Errorf("its value has %d bytes: it is %d to %d", n, minSecretBytes, maxSecretBytes)
+	case strings.TrimSpace(s.Value) != s.Value:
+		return fmt.Errorf("its value has white space around it")
+	case !httpguts.ValidHeaderFieldValue(s.Value):
+		return fmt.Errorf("its value cannot stand in a header: it holds a control character")
+	case strings.Contains(s.Value, redacted):
+		return fmt.Errorf("its value holds %s, which takes the place of secrets", redacted)
+	case len(s.Hosts) == 0:
+		return fmt.Errorf("it has no hosts: name those that it may be sent to")
+	}
+	for _, r := range s.Hosts {
+		if r.Scheme == "" {
+			return fmt.Errorf("its host %s has no scheme: write https://%s", r.Host, r.Host)
+		}
+	}
+	for _, h := range s.Headers {
+		if !httpguts.ValidHeaderFieldName(h) || h != strings.ToLower(h) {
+			return fmt.Errorf("its header %q is no header's name in lower case", clip(h))
+		}
+	}
+	return nil
+}
+
+var reference = regexp.MustCompile(`\$\{secret:([^}]*)\}`)
+
+// fill puts secrets in the place of references in a header's value. One sentence
+// refuses whatever the reason: it does not tell which names there are.
+func (p Policy) fill(u *url.URL, header, value string) (string, *Error) {
+	var problem *Error
+	filled := reference.ReplaceAllStringFunc(value, func(ref string) string {
+		name := reference.FindStringSubmatch(ref)[1]
+		for _, s := range p.Secrets {
+			if s.Name == name && slices.ContainsFunc(s.Hosts, func(r protocol.NetworkRule) bool { return r.Allows(u) }) &&
+				(len(s.Headers) == 0 || slices.Contains(s.Headers, strings.ToLower(header))) {
+				return s.Value
+			}
+		}
+		problem = refuse(ErrnoNotGranted, "the secret %q is not granted in the header %s of a request to %s://%s:"+
+			" capabilities.secrets.allow and the operator's store say which are", clip(name), header, u.Scheme, clip(u.Host))
+		return ""
+	})
+	return filled, problem
+}
