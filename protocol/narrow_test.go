@@ -53,7 +53,7 @@ func TestAJobNarrowsItsCapsule(t *testing.T) {
 			},
 		},
 		"one secret":     {`{"secrets":{"allow":["MODEL"]}}`, func(c *protocol.Capabilities) { c.Secrets.Allow = []string{"MODEL"} }},
-		"no secrets":     {`{"secrets":{"allow":[]}}`, func(c *protocol.Capabilities) { c.Secrets.Allow = nil }},
+		"no secrets":     {`{"secrets":{}}`, func(c *protocol.Capabilities) { c.Secrets.Allow = nil }},
 		"no network":     {`{"network":{}}`, func(c *protocol.Capabilities) { c.Network.Allow = nil }},
 		"more read-only": {`{"filesystem":{"read_only":["out"]}}`, func(c *protocol.Capabilities) { c.Filesystem.ReadOnly = []string{"in", "out"} }},
 	} {
