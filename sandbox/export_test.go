@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
+
+	"starling/sandbox/internal/egress"
 )
 
 // NewFloorEngine is the engine's settings without the rest of the product, for
@@ -18,3 +20,8 @@ func NewPlainFloorEngine() *wasmtime.Engine { return newWasmEngine(nil) }
 
 // AskAfter has processes asked whether they answer once they were idle for d.
 func (s *Supervisor) AskAfter(d time.Duration) { s.idleAfter = d }
+
+// Bound sets the limits of answers and who looks names up.
+func (c *HTTPConfig) Bound(limits egress.Limits, resolver egress.Resolver) {
+	c.limits, c.resolver = limits, resolver
+}

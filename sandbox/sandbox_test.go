@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
 		os.Exit(sandbox.ProcessMain())
 	}
+	if len(os.Args) == 5 && os.Args[1] == "hostile" {
+		os.Exit(sandbox.HostileProcess(os.Args[2], os.Args[3], os.Args[4]))
+	}
 	if len(os.Args) == 5 && os.Args[1] == "supervise" {
 		os.Exit(supervise(os.Args[2], os.Args[3], os.Args[4]))
 	}

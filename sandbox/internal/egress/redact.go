@@ -39,7 +39,8 @@ func forms(value string) []string {
 		e := json.NewEncoder(&quoted)
 		e.SetEscapeHTML(html)
 		if e.Encode(value) == nil { // it cannot fail
-			all = append(all, strings.Trim(quoted.String(), "\"\n"))
+			text := strings.TrimSuffix(strings.TrimPrefix(quoted.String(), `"`), "\"\n")
+			all = append(all, text, strings.ReplaceAll(text, "/", `\/`))
 		}
 	}
 	slices.Sort(all)
