@@ -1,0 +1,59 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"starling/testenv"
+)
+
+// TestRunMakesRequestsAsGranted has a server that echoes the secret which the run
+// sends it, and a store that is refused when others can read it.
+func TestRunMakesRequestsAsGranted(t *testing.T) {
+	t.Parallel()
+	const value = "sk-0123456789abcdef"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if got := r.Header.Get("X-Api-Key"); got != value {
+			t.Errorf("the server got %q, want the secret", got)
+		}
+		_, _ = io.WriteString(w, "you sent "+r.Header.Get("X-Api-Key"))
+	}))
+	t.Cleanup(server.Close)
+	capsule := capsuleDir(t, testenv.WAT(t, "fetch"),
+		"name: fetch\nversion: 1.0.0\ncapabilities:\n  network: {allow: ['"+server.URL+"']}\n  secrets: {allow: [MODEL]}\n")
+	store := filepath.Join(t.TempDir(), "secrets.yaml")
+	if err := os.WriteFile(store, []byte("MODEL:\n  value: "+value+"\n  hosts: ["+server.URL+"]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := func(more ...string) []string {
+		return runArgs(t, append([]string{"run", capsule, "--task", "GET " + server.URL + "/\nX-Api-Key: ${secret:MODEL}\n"}, more...)...)
+	}
+	got := starling(t, "", args("--ceiling-network", server.URL, "--secrets", store)...)
+	if got.status != exitOK {
+		t.Errorf("status = %d, want 0\n%s%s", got.status, got.out, got.err)
+	}
+	contains(t, "stdout", got.out, "you sent [secret]")
+	if strings.Contains(got.out+got.err, value) {
+		t.Errorf("the secret is printed:\n%s%s", got.out, got.err)
+	}
+
+	got = starling(t, "", args("--secrets", store)...)
+	contains(t, "stderr", got.err, "capabilities.network.allow asks for "+server.URL+" and the operator's ceiling is every public host")
+
+	got = starling(t, "", args("--ceiling-network", server.URL)...)
+	contains(t, "stdout", got.out, `the secret "MODEL" is not granted in the header X-Api-Key`)
+
+	if err := os.Chmod(store, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got = starling(t, "", args("--secrets", store)...)
+	if got.status != exitUsage {
+		t.Errorf("status = %d, want %d", got.status, exitUsage)
+	}
+	contains(t, "stderr", got.err, "STARLING_SECRETS (--secrets): secrets: "+store+" has the mode 0644", "chmod 600 "+store)
+}

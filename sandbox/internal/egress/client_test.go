@@ -1,0 +1,261 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"starling/protocol"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// answer keeps a response.
+type answer struct{ head, body strings.Builder }
+
+func (a *answer) Head(head string) error { a.head.WriteString(head); return nil }
+func (a *answer) Body(p []byte) error    { a.body.Write(p); return nil }
+
+func allow(t *testing.T, entries ...string) []protocol.NetworkRule {
+	t.Helper()
+	var rules []protocol.NetworkRule
+	for _, e := range entries {
+		rule, err := protocol.ParseNetworkRule(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules = append(rules, rule)
+	}
+	return rules
+}
+
+func newClient(t *testing.T, cfg Config, p Policy) *Client {
+	t.Helper()
+	c := NewClient(cfg, p)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// lookups is a resolver that answers each time with the next addresses, and with the
+// last ones from then on.
+type lookups struct {
+	answers [][]string
+	asked   atomic.Int64
+}
+
+func (l *lookups) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
+	n := int(l.asked.Add(1)) - 1
+	var addrs []netip.Addr
+	for _, a := range l.answers[min(n, len(l.answers)-1)] {
+		addrs = append(addrs, netip.MustParseAddr(a))
+	}
+	return addrs, nil
+}
+
+// listenOn serves on an address of loopback and a port that is the same for all.
+func listenOn(t *testing.T, address, port string, handler http.HandlerFunc) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", net.JoinHostPort(address, port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(handler)
+	_ = server.Listener.Close() // another takes its place
+	server.Listener = listener
+	server.Start()
+	t.Cleanup(server.Close)
+	_, port, _ = net.SplitHostPort(listener.Addr().String())
+	return port
+}
+
+// TestANameCannotBeRebound: a name is resolved once for a connection, what was judged
+// is what is dialled, and a later answer is judged anew.
+func TestANameCannotBeRebound(t *testing.T) {
+	t.Parallel()
+	port := listenOn(t, "127.0.0.1", "0", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close") // the next request dials
+		_, _ = io.WriteString(w, "the listed one")
+	})
+	listenOn(t, "127.0.0.2", port, func(http.ResponseWriter, *http.Request) { t.Error("the other one was called") })
+	policy := Policy{Allow: allow(t, "rebind.test", "127.0.0.1")}
+	for name, test := range map[string]struct {
+		answers [][]string
+		want    []string // of one request after the other
+	}{
+		"another answer the second time": {[][]string{{"127.0.0.1"}, {"127.0.0.2"}}, []string{"the listed one", "rebind.test is at 127.0.0.2, which is no public address"}},
+		"link-local the second time":     {[][]string{{"127.0.0.1"}, {"169.254.169.254"}}, []string{"the listed one", "which is link-local"}},
+		"a bad one among good ones":      {[][]string{{"127.0.0.1", "127.0.0.2"}}, []string{"rebind.test is at 127.0.0.2"}},
+		"a good one after a dead one":    {[][]string{{"127.0.0.1", "127.0.0.1"}}, []string{"the listed one"}},
+		"no address":                     {[][]string{{}}, []string{`the host "rebind.test" has no address`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			resolver := &lookups{answers: test.answers}
+			c := newClient(t, Config{Resolver: resolver}, policy)
+			for i, want := range test.want {
+				var a answer
+				err := c.Do(t.Context(), Request{Head: "GET http://rebind.test:" + port + "/\n"}, &a)
+				if got := fmt.Sprint(a.body.String(), err); !strings.Contains(got, want) {
+					t.Errorf("request %d: %q, want %q", i, got, want)
+				}
+				if n := resolver.asked.Load(); int(n) != i+1 {
+					t.Errorf("the name was resolved %d times for %d requests", n, i+1)
+				}
+			}
+		})
+	}
+}
+
+// TestWhatARedirectTakesAlong: to another origin no credentials, and none after the
+// way back; the body and other headers go along.
+func TestWhatARedirectTakesAlong(t *testing.T) {
+	t.Parallel()
+	const value = "sk-0123456789"
+	show := func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%s %q %q %q %q %q %q", r.Method, r.Header.Get("Authorization"), r.Header.Get("Cookie"), r.Header.Get("X-Secret"),
+			r.Header.Get("X-Plain"), r.Referer(), body)
+	}
+	var away string
+	mux := http.NewServeMux()
+	mux.HandleFunc("/show", show)
+	mux.HandleFunc("/within", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "/show", http.StatusTemporaryRedirect)
+	})
+	mux.HandleFunc("/away", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, away+"/show", http.StatusTemporaryRedirect)
+	})
+	mux.HandleFunc("/boomerang", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, away+"/to?http://"+r.Host+"/show", http.StatusTemporaryRedirect)
+	})
+	mux.HandleFunc("/see", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/show", http.StatusSeeOther) })
+	home := httptest.NewServer(mux)
+	t.Cleanup(home.Close)
+	far := http.NewServeMux()
+	far.HandleFunc("/show", show)
+	far.HandleFunc("/to", func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, r.URL.RawQuery, http.StatusTemporaryRedirect)
+	})
+	abroad := httptest.NewServer(far)
+	t.Cleanup(abroad.Close)
+	away = abroad.URL
+	c := newClient(t, Config{}, Policy{
+		Allow:   allow(t, home.URL, abroad.URL),
+		Secrets: []Secret{{Name: "A", Value: value, Hosts: allow(t, home.URL)}},
+	})
+	for path, want := range map[string]string{
+		"/show":      `POST "Basic eA==" "c=1" "[secret]" "p" "" "body"`,
+		"/within":    `POST "Basic eA==" "c=1" "[secret]" "p" "` + home.URL + `/within" "body"`,
+		"/see":       `GET "Basic eA==" "c=1" "[secret]" "p" "` + home.URL + `/see" ""`,
+		"/away":      `POST "" "" "" "p" "" "body"`,
+		"/boomerang": `POST "" "" "" "p" "" "body"`,
+	} {
+		var a answer
+		err := c.Do(t.Context(), Request{
+			Head: "POST " + home.URL + path + "\nAuthorization: Basic eA==\nCookie: c=1\nX-Secret: ${secret:A}\nX-Plain: p\n", Body: []byte("body"),
+		}, &a)
+		if got := a.body.String(); err != nil || got != want {
+			t.Errorf("%s: %s, %v, want %s", path, got, err, want)
+		}
+	}
+}
+
+// TestCloseEndsWhatIsBeingDialled has a server that takes connections and never
+// speaks TLS with them, and requests that were canceled.
+func TestCloseEndsWhatIsBeingDialled(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, ended := make(chan struct{}, 3), make(chan error, 3)
+	var group sync.WaitGroup
+	group.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			group.Go(func() {
+				taken <- struct{}{}
+				_, err := io.Copy(io.Discard, conn)
+				ended <- errors.Join(err, conn.Close())
+			})
+		}
+	})
+	address := listener.Addr().String()
+	c := NewClient(Config{}, Policy{Allow: allow(t, address)})
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 3 {
+		group.Go(func() {
+			err := c.Do(ctx, Request{Head: "GET https://" + address + "/\n"}, &answer{})
+			var problem *Error
+			if !errors.As(err, &problem) || problem.Errno != ErrnoCanceled {
+				t.Errorf("Do = %v, want canceled", err)
+			}
+		})
+	}
+	for range 3 {
+		<-taken
+	}
+	cancel()
+	c.Close()
+	for range 3 {
+		<-ended
+	}
+	if err := listener.Close(); err != nil {
+		t.Error(err)
+	}
+	group.Wait()
+	if err := c.Do(t.Context(), Request{Head: "GET https://" + address + "/\n"}, &answer{}); err == nil {
+		t.Error("a closed client makes a request")
+	}
+}
+
+// TestConnectionsAreBounded has more connections asked for than a run may have.
+func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	c := newConns()
+	var places []connPlace
+	for range maxConns {
+		place, err := c.enter()
+		if err != nil {
+			t.Fatal(err)
+		}
+		places = append(places, place)
+	}
+	if _, err := c.enter(); err == nil || !strings.Contains(err.Error(), "too many connections") {
+		t.Errorf("enter = %v, want too many", err)
+	}
+	if _, err := places[0].take(nil, errors.New("nobody listens")); err == nil {
+		t.Error("take = nil, want the error")
+	}
+	one, other := net.Pipe()
+	defer other.Close()
+	conn, err := places[1].take(one, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time counts nothing
+		_ = conn.Close()
+	}
+	for range 2 {
+		if _, err := c.enter(); err != nil {
+			t.Errorf("enter = %v, want a place", err)
+		}
+	}
+	if _, err := c.enter(); err == nil {
+		t.Error("enter = nil, want too many")
+	}
+}
