@@ -12,6 +12,7 @@ import (
 	"github.com/bytecodealliance/wasmtime-go/v39"
 
 	"starling/protocol"
+	"starling/worker"
 )
 
 // blocks are the fenced blocks of a page whose info string is info.
@@ -127,5 +128,17 @@ func TestCapsulesPageWATCapsule(t *testing.T) {
 	}
 	if got := starling(t, "x", runArgs(t, "run", path)...); got.status != exitOK || got.out != "hello\n" {
 		t.Errorf("run = %d, %q, want 0, hello\n%s", got.status, got.out, got.err)
+	}
+}
+
+func TestConfigurationPageSecretsCanBeRead(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "secrets.yaml")
+	if err := os.WriteFile(path, []byte(blocks(t, "docs/configuration.md", "yaml secrets")[0]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store, err := worker.ReadSecrets(path)
+	if err != nil || store.String() != "2 secrets" {
+		t.Errorf("ReadSecrets = %s, %v, want the two of the page", store, err)
 	}
 }
