@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"fmt"
 	"os"
 	"strings"
 
@@ -122,7 +121,7 @@ func (p *hostileProcess) answer(kind messageKind) string {
 		got, body, err := p.control.receive()
 		p.must(err)
 		if got == kind {
-			return fmt.Sprintf("%s", body)
+			return string(body)
 		}
 	}
 }
