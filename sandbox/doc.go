@@ -26,7 +26,12 @@
 // Run reads the guest's events, and calls emit, on the goroutine that called it.
 // [Supervisor.Close] waits for all of them. Goroutines of a sandbox process: two
 // for each guest at a time, one that runs it and one that hears that it must
-// stop; they end with the process.
+// stop, and what its requests are answered; they end with the process.
+//
+// A guest's requests (http.go) are made by the process that Run was called in
+// (httpcalls.go, internal/egress), each on a goroutine of its own that ends before
+// Run returns. Between a sandbox process and its supervisor they pass the same
+// sockets (httppipe.go).
 //
 // Two things differ from what the engine would do by itself. Modules are
 // rewritten a little before they are compiled, so that a limit can be told from
