@@ -41,7 +41,8 @@ var builds sync.Map // string to func() (string, error)
 
 // GoCapsule builds a Go capsule for WASI preview 1 and returns the path of its
 // wasm file. name is a directory of testenv/testdata/capsules or of
-// sandbox/guest/examples. A build takes seconds, so what was built before from
+// sandbox/guest/examples; one with a go.mod is a module of its own, whose
+// dependencies come from the module proxy. A build takes seconds, so what was built before from
 // the same sources is used again, by later runs and by other processes too.
 func GoCapsule(tb testing.TB, name string) string {
 	tb.Helper()
@@ -116,7 +117,8 @@ func sourceKey(dirs ...string) (string, error) {
 	fmt.Fprintln(h, runtime.Version())
 	for _, dir := range dirs {
 		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" {
+			module := entry.Name() == "go.mod" || entry.Name() == "go.sum"
+			if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" && !module {
 				return err
 			}
 			content, err := os.ReadFile(path)

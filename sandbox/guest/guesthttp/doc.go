@@ -10,8 +10,9 @@
 // way at a time, and more wait for one of them to end.
 //
 // A guest has one thread, and waiting for the host stops all of its goroutines.
-// So one goroutine waits for all requests, and only while no other can run; the
-// timers of a guest that waits are looked at every 16 ms at least.
+// So one goroutine waits for all requests, and only while no other can run. It
+// keeps the deadlines of these requests; other timers of a guest that only waits
+// may be late, by as long as it has waited and at most 128 ms.
 //
 // It is not in package guest because net/http makes a module about 6 MB larger.
 // Built with the tag starling_portable, or for the host, requests are made by
