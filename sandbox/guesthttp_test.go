@@ -139,6 +139,7 @@ func TestGoTransport(t *testing.T) {
 			"a body that is closed":  {"close", "/silent/piece", []string{"closed: guesthttp: read on a closed response body\n"}},
 			"computing meanwhile":    {"compute 1000", "/plain", []string{"counted\n", `body "hello"`}},
 			"another Host":           {"host", "/plain", []string{`the request's Host is "other.example"`, "it is invalid"}},
+			"a connection's headers": {"keep", "/headers", []string{`body "[one two] []", <nil>`}},
 			"a header in a header":   {"smuggle", "/headers", []string{`the header "X-A" has a name or a value that no header can have`, "it is invalid"}},
 			"a scheme of its own":    {"get", "ftp://127.0.0.1/", []string{`the scheme "ftp" is neither http nor https`, "it is "}},
 			"a host without a grant": {"get", "http://10.0.0.1/", []string{"http://10.0.0.1 is not granted", "it is not granted\n", "it is permission\n"}},

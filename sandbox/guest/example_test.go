@@ -1,6 +1,8 @@
 package guest_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 
 	"starling/sandbox/guest"
@@ -55,4 +57,18 @@ func ExampleCanceled() {
 	// step 0
 	// step 1
 	// step 2
+}
+
+// A request, or anything else that takes a context, ends when the task is
+// canceled.
+func ExampleContext() {
+	ctx, stop := guest.Context(context.Background())
+	defer stop()
+	if errors.Is(context.Cause(ctx), guest.ErrCanceled) {
+		guest.TurnFailed(guest.FailCanceled, "stopped when asked")
+		return
+	}
+	guest.TurnEnd("done in time")
+	// Output:
+	// {"event":"turn-end","result":"done in time"}
 }

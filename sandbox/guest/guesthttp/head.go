@@ -19,6 +19,12 @@ func invalid(format string, args ...any) error {
 	return &Error{ErrInvalidRequest, fmt.Sprintf(format, args...)}
 }
 
+// dropped are headers that are the connection's, which the host has: net/http
+// writes them itself too, or clients set what it does anyway.
+var dropped = []string{
+	"Host", "Content-Length", "Transfer-Encoding", "Trailer", "Te", "Expect", "Connection", "Keep-Alive", "Proxy-Connection",
+}
+
 // requestHead is a request's head as the host reads it: a line "METHOD URL", and
 // a line for each header. What could end a line early is refused here.
 func requestHead(r *http.Request) (string, error) {
@@ -41,6 +47,9 @@ func requestHead(r *http.Request) (string, error) {
 		head.WriteString(method + " " + address + "\n")
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
+		if slices.Contains(dropped, http.CanonicalHeaderKey(name)) {
+			continue
+		}
 		for _, value := range r.Header[name] {
 			if name == "" || strings.ContainsAny(name, ": \r\n") || strings.ContainsAny(value, "\x00\r\n") {
 				return "", invalid("the header %q has a name or a value that no header can have", name)

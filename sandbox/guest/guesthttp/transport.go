@@ -9,8 +9,9 @@ import "net/http"
 // of a request's context, and Close of a response's body, end the request at the
 // host too. A body that was read to its end need not be closed.
 //
-// The host sets Host, Content-Length and Accept-Encoding, decompresses, and
-// follows up to five redirects itself, each judged as the first address was: a
+// The host sets Host, Content-Length, Accept-Encoding and what else is about the
+// connection: such headers of a request are dropped. It decompresses, and follows
+// up to five redirects itself, each judged as the first address was: a
 // client's CheckRedirect is not asked. Responses of 1xx and trailers are not
 // passed on, and every response says HTTP/1.1.
 //

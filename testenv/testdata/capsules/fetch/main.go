@@ -196,6 +196,13 @@ var behaviours = map[string]func(url string, n int){
 		r.Host = "other.example"
 		show(client.Do(r))
 	},
+	// keep sets headers of the connection, as clients do.
+	"keep": func(url string, _ int) {
+		r := request(context.Background(), http.MethodGet, url, nil)
+		r.Header.Set("Connection", "keep-alive")
+		r.Header["host"] = []string{"other.example"}
+		show(client.Do(r))
+	},
 	// smuggle has a header in a header.
 	"smuggle": func(url string, _ int) {
 		r := request(context.Background(), http.MethodGet, url, nil)

@@ -1,6 +1,7 @@
 // Command llm answers its task with a model behind an OpenAI-compatible server:
-// the client is a third party's, unchanged but for its http.Client. OPENAI_BASE_URL,
-// OPENAI_API_KEY and OPENAI_MODEL are what they are elsewhere.
+// the client is a third party's, unchanged but for its http.Client. OPENAI_BASE_URL
+// and OPENAI_MODEL are what they are elsewhere; the key is a secret of the
+// operator's, which the host puts in.
 //
 // It is a module of its own, so that the product does not depend on the client.
 package main
@@ -65,7 +66,7 @@ type agent struct {
 }
 
 func newAgent(task string) *agent {
-	config := openai.DefaultConfig(os.Getenv("OPENAI_API_KEY"))
+	config := openai.DefaultConfig("${secret:OPENAI_API_KEY}")
 	config.BaseURL = cmp.Or(os.Getenv("OPENAI_BASE_URL"), config.BaseURL)
 	config.HTTPClient = guesthttp.NewClient()
 	return &agent{
