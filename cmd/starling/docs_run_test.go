@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,25 +79,34 @@ func TestReadmeCommandsOnADevFleet(t *testing.T) {
 	contains(t, "the output", out, "hello@1.0.0 sha256:", "Hello, THE FLEET!", "DELEGATION", string(f.staff.worker.ID()))
 }
 
-func TestCapsulesPageGoCapsule(t *testing.T) {
-	t.Parallel()
+// pageCapsule builds the Go capsule of a page and gives a directory with it and its
+// manifest, in which change is made.
+func pageCapsule(t *testing.T, source, manifest string, change *strings.Replacer) string {
+	t.Helper()
 	dir := t.TempDir()
-	source := filepath.Join(dir, "main.go")
-	if err := os.WriteFile(source, []byte(blocks(t, "docs/capsules.md", "go capsule")[0]), 0o600); err != nil {
-		t.Fatal(err)
+	file := filepath.Join(dir, "main.go")
+	for path, text := range map[string]string{
+		file: blocks(t, "docs/capsules.md", source)[0],
+		filepath.Join(dir, protocol.ManifestFile): change.Replace(blocks(t, "docs/capsules.md", manifest)[0]),
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, protocol.ManifestFile), []byte(blocks(t, "docs/capsules.md", "yaml manifest")[0]), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	module := filepath.Join(dir, "capsule.wasm")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", module, source)
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, "capsule.wasm"), file)
 	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	if err := os.Remove(source); err != nil {
+	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+func TestCapsulesPageGoCapsule(t *testing.T) {
+	t.Parallel()
+	dir := pageCapsule(t, "go capsule", "yaml manifest", strings.NewReplacer())
 	got := starling(t, "a text", runArgs(t, "run", dir)...)
 	if got.status != exitOK {
 		t.Fatalf("status = %d\n%s", got.status, got.err)
@@ -103,9 +115,32 @@ func TestCapsulesPageGoCapsule(t *testing.T) {
 	contains(t, "stderr", got.err, "[tool] measure started", "it has some length")
 }
 
+func TestCapsulesPageHTTPCapsule(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		task, err := io.ReadAll(r.Body)
+		if r.Method != http.MethodPost || r.URL.Path != "/answers" || r.Header.Get("Authorization") != "Bearer sk-0123456789abcdef" || err != nil {
+			t.Errorf("the server got %s %s with %q, %v", r.Method, r.URL, r.Header, err)
+		}
+		fmt.Fprintf(w, "You ask: %s\nI answer.\n", task)
+	}))
+	t.Cleanup(server.Close)
+	secrets := filepath.Join(t.TempDir(), "secrets.yaml")
+	text := fmt.Sprintf("ANSWERS_KEY: {value: sk-0123456789abcdef, hosts: [%q]}\n", server.URL)
+	if err := os.WriteFile(secrets, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := pageCapsule(t, "go http", "yaml http", strings.NewReplacer("https://api.example.com", server.URL))
+	got := starling(t, "why?", runArgs(t, "run", dir, "--env", "ANSWERS_URL="+server.URL+"/answers",
+		"--ceiling-network", server.URL, "--secrets", secrets)...)
+	if got.status != exitOK || got.out != "You ask: why?\nI answer.\n" {
+		t.Errorf("run = %d, %q\n%s", got.status, got.out, got.err)
+	}
+}
+
 func TestCapsulesPageManifestsHaveNoWarnings(t *testing.T) {
 	t.Parallel()
-	for _, text := range blocks(t, "docs/capsules.md", "yaml manifest") {
+	for _, text := range append(blocks(t, "docs/capsules.md", "yaml manifest"), blocks(t, "docs/capsules.md", "yaml http")...) {
 		m, warnings, err := protocol.ParseManifest([]byte(text))
 		if err != nil || len(warnings) > 0 {
 			t.Errorf("ParseManifest = %v, %v\n%s", warnings, err, text)
