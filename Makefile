@@ -22,6 +22,7 @@ fmt:
 
 vet:
 	go vet ./...
+	GOOS=wasip1 GOARCH=wasm go vet ./sandbox/guest/...
 	go vet -tags 'fleet crashpoints cluster hosts limits soak thirdparty' ./...
 
 lint:
@@ -83,7 +84,7 @@ thirdparty:
 
 FUZZTIME = 10s
 fuzz:
-	@for pkg in protocol sandbox sandbox/internal/wasm worker; do \
+	@for pkg in protocol sandbox sandbox/guest/guesthttp sandbox/internal/wasm worker; do \
 		for name in $$(go test -list 'Fuzz.*' ./$$pkg | grep '^Fuzz'); do \
 			echo "fuzz ./$$pkg $$name"; go test -run '^$$' -fuzz "^$$name$$" -fuzztime $(FUZZTIME) ./$$pkg || exit 1; \
 		done; \
