@@ -15,14 +15,14 @@ import (
 	"starling/testenv"
 )
 
-// fetchSpec is the capsule of requests with a task and a grant of one server.
-func fetchSpec(t *testing.T, server *httptest.Server, task string) sandbox.Spec {
+// requestsSpec is the capsule of requests with a task and a grant of one server.
+func requestsSpec(t *testing.T, server *httptest.Server, task string) sandbox.Spec {
 	t.Helper()
 	rule, err := protocol.ParseNetworkRule(server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := spec(t, testenv.GoCapsule(t, "fetch"))
+	s := spec(t, testenv.GoCapsule(t, "requests"))
 	s.Stdin = []byte(task)
 	s.Network = sandbox.Network{Allow: []protocol.NetworkRule{rule}}
 	return s
@@ -151,7 +151,7 @@ func TestGoTransport(t *testing.T) {
 					url = server.URL + strings.ReplaceAll(url, " ", "-")
 				}
 				var said recorder
-				end := run(fetchSpec(t, server, test.task+" "+url), said.emit)
+				end := run(requestsSpec(t, server, test.task+" "+url), said.emit)
 				if end.Kind != sandbox.Exited || end.Status != 0 {
 					t.Fatalf("the guest ended %s %s: %q", end.Kind, end.Message, end.StderrTail)
 				}
@@ -194,7 +194,7 @@ func TestGoTransportStreams(t *testing.T) {
 	t.Cleanup(server.Close)
 	processes := newSupervisor(t)
 	said := make([]strings.Builder, streams)
-	end := processes.Run(t.Context(), fetchSpec(t, server, fmt.Sprint("streams ", streams, " ", server.URL)), func(e protocol.Event) {
+	end := processes.Run(t.Context(), requestsSpec(t, server, fmt.Sprint("streams ", streams, " ", server.URL)), func(e protocol.Event) {
 		var n int
 		if _, err := fmt.Sscanf(e.Text, "%d:", &n); err == nil {
 			said[n].WriteString(e.Text)
@@ -225,7 +225,7 @@ func TestGoTransportStopsWhenAsked(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	processes := newSupervisor(t)
-	s := fetchSpec(t, server, "stop "+server.URL)
+	s := requestsSpec(t, server, "stop "+server.URL)
 	s.Canceled = canceled
 	var said recorder
 	if end := processes.Run(t.Context(), s, said.emit); end.Kind != sandbox.Exited || said.text() != "stopped true\n" {

@@ -1,4 +1,4 @@
-// Command fetch makes requests with the SDK's transport. The first word of its
+// Command requests makes requests with the SDK's transport. The first word of its
 // task says how, the last is a URL; what came of it is its text.
 package main
 
