@@ -133,6 +133,7 @@ func TestGoTransport(t *testing.T) {
 			"eight side by side":     {"side 8", "/eight/" + where, []string{"8 answered\n"}},
 			"more than are allowed":  {"side 40", "/sixteen/" + where, []string{"40 answered\n"}},
 			"bodies never closed":    {"unclosed 40", "/plain", []string{"all done\n"}},
+			"bodies left alone":      {"leave 40", "/silent/piece", []string{"left\n"}},
 			"a cancel":               {"cancel", "/silent/piece", []string{"canceled true\n"}},
 			"a deadline":             {"deadline 50", "/silent", []string{"deadline true\n"}},
 			"a client's timeout":     {"timeout 50", "/silent", []string{"timeout true\n"}},

@@ -37,10 +37,12 @@ func modelFleet(t *testing.T, model *testenv.ModelServer) (*fleet, *member) {
 	return f, m
 }
 
-// modelJob is a task of the capsule that drives a model.
-func (f *fleet) modelJob(t *testing.T, model *testenv.ModelServer, change ...func(*protocol.Manifest)) protocol.Job {
+// modelJob is a task of the capsule that drives a model. It is compiled before, which
+// is most of a minute on a machine that is busy.
+func (f *fleet) modelJob(t *testing.T, m *member, model *testenv.ModelServer, change ...func(*protocol.Manifest)) protocol.Job {
 	t.Helper()
-	module, err := os.ReadFile(testenv.GoCapsule(t, "llm"))
+	path := testenv.GoCapsule(t, "llm")
+	module, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,6 +51,9 @@ func (f *fleet) modelJob(t *testing.T, model *testenv.ModelServer, change ...fun
 		m.Capabilities.Network.Allow = []string{model.Origin()}
 		m.Capabilities.Secrets.Allow = []string{"OPENAI_API_KEY"}
 	}}, change...)...)
+	if err := m.sandbox.Prepare(t.Context(), path, capsule.Digest); err != nil {
+		t.Fatal(err)
+	}
 	return f.job(capsule, "What is 6 times 7?", func(j *protocol.Job) {
 		j.Env = map[string]string{"OPENAI_BASE_URL": model.URL(), "OPENAI_MODEL": "lark-1"}
 	})
@@ -104,8 +109,9 @@ func TestACapsuleDrivesAModel(t *testing.T) {
 			Usage: [2]int{100, 20}, Before: heard("I can ", "multiply.", "Let me ", "calculate."),
 		},
 		testenv.ModelAnswer{Text: []string{"6 times 7 ", "is 42."}, Usage: [2]int{130, 10}, Before: heard("6 times 7 ")})
-	f, m := modelFleet(t, model)
-	job = f.modelJob(t, model)
+	var m *member
+	f, m = modelFleet(t, model)
+	job = f.modelJob(t, m, model)
 	f.dispatch(t, job)
 	close(dispatched)
 	rec := f.settled(t, job)
@@ -178,8 +184,8 @@ func TestTokensOfAModelCount(t *testing.T) {
 			model := testenv.Model(t,
 				testenv.ModelAnswer{Calls: call, Usage: [2]int{100, 20}},
 				testenv.ModelAnswer{Text: []string{"42"}, Usage: [2]int{130, 10}})
-			f, _ := modelFleet(t, model)
-			e := f.end(t, f.modelJob(t, model, func(m *protocol.Manifest) { m.Inference.MaxSessionTokens = c.ceiling }))
+			f, m := modelFleet(t, model)
+			e := f.end(t, f.modelJob(t, m, model, func(m *protocol.Manifest) { m.Inference.MaxSessionTokens = c.ceiling }))
 			got := told(e.frames)
 			if diff := cmp.Diff(c.want, got[max(0, len(got)-len(c.want)):]); diff != "" {
 				t.Errorf("the last frames (-want +got):\n%s", diff)
@@ -195,8 +201,8 @@ func TestASpentSessionAsksNoMore(t *testing.T) {
 	model := testenv.Model(t,
 		testenv.ModelAnswer{Calls: []testenv.ModelCall{{ID: "call_1", Name: "multiply", Arguments: []string{`{"a":6,"b":7}`}}}, Usage: [2]int{100, 20}},
 		testenv.ModelAnswer{Hang: true})
-	f, _ := modelFleet(t, model)
-	job := f.modelJob(t, model, func(m *protocol.Manifest) { m.Inference.MaxSessionTokens = 119 })
+	f, m := modelFleet(t, model)
+	job := f.modelJob(t, m, model, func(m *protocol.Manifest) { m.Inference.MaxSessionTokens = 119 })
 	e := f.end(t, job)
 	message := protocol.SpendMessage(119, 120)
 	e.check(t, f, job, situation{protocol.StatusError, protocol.ReportedByChild, "", "TASK_STATE_FAILED", message, nil, "error: " + message})
@@ -208,16 +214,16 @@ func TestAModelThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	model := testenv.Model(t,
 		testenv.ModelAnswer{Refuse: 401}, testenv.ModelAnswer{Refuse: 429})
-	f, _ := modelFleet(t, model)
+	f, m := modelFleet(t, model)
 	for _, c := range []struct {
 		name, want string
 		job        protocol.Job
 	}{
-		{"unauthorized", "error, status code: 401, status: 401 Unauthorized, message: the model does not want to", f.modelJob(t, model)},
-		{"quota", "error, status code: 429, status: 429 Too Many Requests, message: the model does not want to", f.modelJob(t, model)},
+		{"unauthorized", "error, status code: 401, status: 401 Unauthorized, message: the model does not want to", f.modelJob(t, m, model)},
+		{"quota", "error, status code: 429, status: 429 Too Many Requests, message: the model does not want to", f.modelJob(t, m, model)},
 		{
 			"not granted", "is not granted: capabilities.network.allow is empty",
-			f.modelJob(t, model, func(m *protocol.Manifest) { m.Version, m.Capabilities.Network.Allow = "2.0.0", nil }),
+			f.modelJob(t, m, model, func(m *protocol.Manifest) { m.Version, m.Capabilities.Network.Allow = "2.0.0", nil }),
 		},
 	} {
 		if c.name == "not granted" {
@@ -234,8 +240,8 @@ func TestAModelThatDoesNotAnswer(t *testing.T) {
 func TestACancelReachesAGuestThatWaitsForAModel(t *testing.T) {
 	t.Parallel()
 	model := testenv.Model(t, testenv.ModelAnswer{Text: []string{"Let me "}, Hang: true})
-	f, _ := modelFleet(t, model)
-	job := f.dispatch(t, f.modelJob(t, model))
+	f, m := modelFleet(t, model)
+	job := f.dispatch(t, f.modelJob(t, m, model))
 	f.saying(t, job, "Let me ")
 	if _, err := f.cancel(t, job); err != nil {
 		t.Fatal(err)

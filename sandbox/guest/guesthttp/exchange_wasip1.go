@@ -45,6 +45,7 @@ func roundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	x := &exchange{ctx: ctx, handle: handle, ready: make(chan struct{}, 1), closed: make(chan struct{})}
+	x.stop = context.AfterFunc(ctx, x.release) // the body may never be read or closed
 	text, err := x.head()
 	if err != nil {
 		x.release()
@@ -67,6 +68,7 @@ type exchange struct {
 	ctx    context.Context // of the request, whose body may be read long after RoundTrip
 	handle uint32
 	ready  chan struct{} // the waiter says that there is something to take
+	stop   func() bool   // of the release that the context's end brings
 	once   sync.Once
 	closed chan struct{} // by release
 	err    error         // what ended the body; its reader's own
@@ -76,6 +78,9 @@ type exchange struct {
 func (x *exchange) release() {
 	x.once.Do(func() {
 		close(x.closed)
+		if x.stop != nil { // else the context ended before it was set
+			x.stop()
+		}
 		requests.remove(x)
 		hostClose(x.handle)
 		<-slots
@@ -86,6 +91,9 @@ func (x *exchange) release() {
 func (x *exchange) head() (string, error) {
 	buffer := make([]byte, 4<<10)
 	for {
+		if err := x.over(); err != nil {
+			return "", err
+		}
 		n := hostHead(x.handle, unsafe.Pointer(&buffer[0]), uint32(len(buffer)))
 		switch {
 		case int(n) > len(buffer):
@@ -93,7 +101,7 @@ func (x *exchange) head() (string, error) {
 		case n >= 0:
 			return string(buffer[:n]), nil
 		case n != -errnoAgain:
-			return "", failure(x.handle, n)
+			return "", x.failure(n)
 		default:
 			if err := x.wait(); err != nil {
 				return "", err
@@ -115,10 +123,8 @@ func (x *exchange) Read(p []byte) (int, error) {
 			return int(n), nil
 		case n == 0:
 			return 0, x.fail(io.EOF)
-		case n == -errnoBadHandle:
-			return 0, x.fail(errClosed)
 		case n != -errnoAgain:
-			return 0, x.fail(failure(x.handle, n))
+			return 0, x.fail(x.failure(n))
 		}
 		if err := x.wait(); err != nil {
 			return 0, x.fail(err)
@@ -141,14 +147,24 @@ func (x *exchange) Close() error {
 
 // over is why nothing more is to be read, or nil.
 func (x *exchange) over() error {
+	if x.ctx.Err() != nil {
+		return context.Cause(x.ctx)
+	}
 	select {
 	case <-x.closed:
 		return errClosed
-	case <-x.ctx.Done():
-		return context.Cause(x.ctx)
 	default:
 		return nil
 	}
+}
+
+// failure is what a negative result means. A request that was released since it was
+// looked at has no handle any more.
+func (x *exchange) failure(result int32) error {
+	if err := x.over(); err != nil && result == -errnoBadHandle {
+		return err
+	}
+	return failure(x.handle, result)
 }
 
 // wait blocks until there may be something to take.
@@ -159,8 +175,7 @@ func (x *exchange) wait() error {
 	case <-x.ready:
 		return nil
 	case <-x.closed:
-		return errClosed
 	case <-x.ctx.Done():
-		return context.Cause(x.ctx)
 	}
+	return x.over()
 }

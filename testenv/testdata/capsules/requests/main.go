@@ -133,6 +133,17 @@ var behaviours = map[string]func(url string, n int){
 		}
 		say("all done")
 	},
+	// leave cancels N requests one after another and does not look at their bodies.
+	"leave": func(url string, n int) {
+		for range n {
+			ctx, cancel := context.WithCancel(context.Background())
+			if _, err := client.Do(request(ctx, http.MethodGet, url, nil)); err != nil {
+				say("%v", err)
+			}
+			cancel()
+		}
+		say("left")
+	},
 	// cancel ends a request while its body is read.
 	"cancel": func(url string, _ int) {
 		ctx, cancel := context.WithCancel(context.Background())
