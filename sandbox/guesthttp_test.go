@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"starling/protocol"
 	"starling/sandbox"
@@ -27,6 +28,9 @@ func requestsSpec(t *testing.T, server *httptest.Server, task string) sandbox.Sp
 	s.Network = sandbox.Network{Allow: []protocol.NetworkRule{rule}}
 	return s
 }
+
+// patiently lets a capsule with net/http compile beside other tests.
+func patiently(c *sandbox.ProcessConfig) { c.CompileTimeout = 10 * time.Minute }
 
 // together answers nobody before n have asked.
 type together struct {
@@ -106,7 +110,7 @@ func TestGoTransport(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close) // which waits for the requests: all must have ended
-	engine, processes := newEngine(t), newSupervisor(t)
+	engine, processes := newEngine(t), newSupervisor(t, patiently)
 	for where, run := range map[string]func(sandbox.Spec, func(protocol.Event)) sandbox.Ending{
 		"here": func(s sandbox.Spec, emit func(protocol.Event)) sandbox.Ending {
 			return engine.Run(t.Context(), s, emit)
@@ -193,7 +197,7 @@ func TestGoTransportStreams(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	processes := newSupervisor(t)
+	processes := newSupervisor(t, patiently)
 	said := make([]strings.Builder, streams)
 	end := processes.Run(t.Context(), requestsSpec(t, server, fmt.Sprint("streams ", streams, " ", server.URL)), func(e protocol.Event) {
 		var n int
@@ -225,7 +229,7 @@ func TestGoTransportStopsWhenAsked(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	t.Cleanup(server.Close)
-	processes := newSupervisor(t)
+	processes := newSupervisor(t, patiently)
 	s := requestsSpec(t, server, "stop "+server.URL)
 	s.Canceled = canceled
 	var said recorder

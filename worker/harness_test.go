@@ -170,7 +170,9 @@ func (m *member) guests(t *testing.T, log *slog.Logger) {
 		m.sandbox, closer = engine, engine
 	} else {
 		var err error
-		m.processes, err = sandbox.NewSupervisor(sandbox.ProcessConfig{Config: cfg, WorkRoot: m.cfg.WorkRoot, Density: m.density})
+		m.processes, err = sandbox.NewSupervisor(sandbox.ProcessConfig{
+			Config: cfg, WorkRoot: m.cfg.WorkRoot, Density: m.density, CompileTimeout: 10 * time.Minute,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -132,7 +132,7 @@ func TestCapsulesPageHTTPCapsule(t *testing.T) {
 	}
 	dir := pageCapsule(t, "go http", "yaml http", strings.NewReplacer("https://api.example.com", server.URL))
 	got := starling(t, "why?", runArgs(t, "run", dir, "--env", "ANSWERS_URL="+server.URL+"/answers",
-		"--ceiling-network", server.URL, "--secrets", secrets)...)
+		"--ceiling-network", server.URL, "--secrets", secrets, "--compile-timeout", "10m")...)
 	if got.status != exitOK || got.out != "You ask: why?\nI answer.\n" {
 		t.Errorf("run = %d, %q\n%s", got.status, got.out, got.err)
 	}

@@ -28,7 +28,7 @@ func TestRunDrivesAModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := starling(t, "", runArgs(t, "run", dir, "--task", "What is 6 times 7?", "--env", "OPENAI_BASE_URL="+model.URL(),
-		"--ceiling-network", model.Origin(), "--secrets", secrets)...)
+		"--ceiling-network", model.Origin(), "--secrets", secrets, "--compile-timeout", "10m")...)
 	if got.status != exitOK {
 		t.Fatalf("status = %d, want 0\n%s%s", got.status, got.out, got.err)
 	}
@@ -47,7 +47,7 @@ func TestRunSaysWhatACapsuleMayNotCall(t *testing.T) {
 	t.Parallel()
 	model := testenv.Model(t)
 	manifest := strings.ReplaceAll(readDoc(t, "testenv/testdata/capsules/llm/murmur.yaml"), "https://api.openai.com", model.Origin())
-	got := starling(t, "", runArgs(t, "run", capsuleDir(t, testenv.GoCapsule(t, "llm"), manifest), "--task", "x")...)
+	got := starling(t, "", runArgs(t, "run", capsuleDir(t, testenv.GoCapsule(t, "llm"), manifest), "--task", "x", "--compile-timeout", "10m")...)
 	if got.status == exitOK || len(model.Requests()) > 0 {
 		t.Errorf("status = %d with %d requests, want a refusal", got.status, len(model.Requests()))
 	}
