@@ -138,7 +138,9 @@ var behaviours = map[string]func(url string, n int){
 		for range n {
 			ctx, cancel := context.WithCancel(context.Background())
 			if _, err := client.Do(request(ctx, http.MethodGet, url, nil)); err != nil {
+				cancel()
 				say("%v", err)
+				return
 			}
 			cancel()
 		}
