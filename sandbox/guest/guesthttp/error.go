@@ -1,7 +1,6 @@
 package guesthttp
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"strconv"
@@ -24,11 +23,6 @@ const (
 	ErrBadResponse      Code = 65 // what answered does not speak HTTP as it should
 	ErrTimedOut         Code = 73 // also an os.ErrDeadlineExceeded
 	ErrNotGranted       Code = 76 // the manifest does not list it; also an fs.ErrPermission
-)
-
-const (
-	errnoAgain     = 6
-	errnoBadHandle = 8
 )
 
 var codeTexts = map[Code]string{
@@ -66,6 +60,3 @@ func (e *Error) Unwrap() error { return e.Code }
 
 // Timeout reports whether the host gave up waiting, as [net.Error] has it.
 func (e *Error) Timeout() bool { return e.Code.Timeout() }
-
-// errClosed is what reading a closed body gives.
-var errClosed = errors.New("guesthttp: read on a closed response body")

@@ -63,6 +63,14 @@ func roundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
+const (
+	errnoAgain     = 6
+	errnoBadHandle = 8
+)
+
+// errClosed is what reading a closed body gives.
+var errClosed = errors.New("guesthttp: read on a closed response body")
+
 // exchange is one request that is open at the host, and the body of its response.
 type exchange struct {
 	ctx    context.Context // of the request, whose body may be read long after RoundTrip
