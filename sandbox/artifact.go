@@ -35,6 +35,9 @@ import (
 type artifacts struct {
 	dir string
 	key []byte
+	// components says that components are looked for too. They are files of their
+	// own kind, so that a cache without never finds one.
+	components bool
 }
 
 // code is a compiled module on disk that was verified.
@@ -91,11 +94,15 @@ func openArtifacts(dir string) (*artifacts, error) {
 	return a, nil
 }
 
-// path is named by everything that the code depends on.
-func (a *artifacts) path(digest protocol.Digest) string {
+// path is named by everything that the code depends on, and by its kind.
+func (a *artifacts) path(digest protocol.Digest, component bool) string {
+	settings, kind := settings, ".cwasm"
+	if component {
+		settings, kind = componentSettings, ".component.cwasm"
+	}
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\x00%s\x00%s/%s\x00%+v\x00%+v", settings, wasm.Version, runtime.GOOS, runtime.GOARCH, cpu.X86, cpu.ARM64)
-	return filepath.Join(a.dir, digest.Hex()+"-"+hex.EncodeToString(h.Sum(nil)[:8])+".cwasm")
+	return filepath.Join(a.dir, digest.Hex()+"-"+hex.EncodeToString(h.Sum(nil)[:8])+kind)
 }
 
 func (a *artifacts) mac(path string, content []byte) []byte {
@@ -113,7 +120,15 @@ func (a *artifacts) verify(digest protocol.Digest) (code, error) {
 	if a.dir == "" {
 		return code{}, os.ErrNotExist
 	}
-	path := a.path(digest)
+	found, err := a.verifyKind(digest, false)
+	if a.components && errors.Is(err, os.ErrNotExist) {
+		return a.verifyKind(digest, true)
+	}
+	return found, err
+}
+
+func (a *artifacts) verifyKind(digest protocol.Digest, component bool) (code, error) {
+	path := a.path(digest, component)
 	content, err := os.ReadFile(path)
 	if err != nil {
 		return code{}, fmt.Errorf("read artifact: %w", err)
@@ -125,7 +140,7 @@ func (a *artifacts) verify(digest protocol.Digest) (code, error) {
 	numbers := body[len(body)-16:]
 	sum := sha256.Sum256(content)
 	return code{path, hex.EncodeToString(sum[:]), needs{
-		binary.LittleEndian.Uint64(numbers), binary.LittleEndian.Uint64(numbers[8:]),
+		binary.LittleEndian.Uint64(numbers), binary.LittleEndian.Uint64(numbers[8:]), component,
 	}}, nil
 }
 
@@ -165,7 +180,7 @@ func (a *artifacts) store(content []byte, digest protocol.Digest, n needs) error
 	if a.dir == "" {
 		return nil
 	}
-	path := a.path(digest)
+	path := a.path(digest, n.Component)
 	content = binary.LittleEndian.AppendUint64(content, n.MemoryBytes)
 	content = binary.LittleEndian.AppendUint64(content, n.TableElements)
 	content = append(content, a.mac(path, content)...)

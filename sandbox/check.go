@@ -26,8 +26,7 @@ func check(path string, binary []byte) (*wasm.Module, error) {
 	case errors.Is(err, wasm.ErrNotWasm):
 		return nil, refusef("module %s is no WebAssembly: it does not begin with \\0asm: pass a .wasm file", path)
 	case errors.Is(err, wasm.ErrComponent):
-		return nil, refusef("module %s is a WASI 0.2 component, which this build does not run:"+
-			" build it as a core module for WASI preview 1 (wasm32-wasip1)", path)
+		return nil, refuseComponent(path)
 	case err != nil:
 		return nil, refusef("module %s cannot be read: %s: build it again", path, err)
 	}

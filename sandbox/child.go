@@ -174,6 +174,7 @@ func (s *childSlot) serve() error {
 			return err
 		}
 		r := newChildRun(s.c.engine, s.data, spec)
+		r.components = s.c.cfg.Components
 		s.begin(r)
 		end := r.run()
 		s.begin(nil)
@@ -248,6 +249,8 @@ type childRun struct {
 	slot   *pipe
 	spec   *remoteSpec
 
+	components bool // they run here
+
 	ctx    context.Context // of the guest, which outlives the call that made it
 	stop   context.CancelCauseFunc
 	cancel func()
@@ -269,6 +272,9 @@ func newChildRun(engine *Engine, slot *pipe, spec *remoteSpec) *childRun {
 
 func (r *childRun) run() Ending {
 	defer r.stop(nil)
+	if r.spec.code.needs.Component {
+		return r.component()
+	}
 	src := source{path: r.spec.code.Path, digest: r.spec.Digest, code: &r.spec.code}
 	return r.engine.run(r.ctx, src, func(module *compiled) Ending {
 		r.sayStarted(module)
@@ -276,6 +282,14 @@ func (r *childRun) run() Ending {
 		defer module.ran.Store(true)
 		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r}).run(module, r.spec.preopens)
 	})
+}
+
+// component runs a component, where that is allowed.
+func (r *childRun) component() Ending {
+	if !r.components {
+		return refused(refuseComponent(r.spec.Module))
+	}
+	return r.runComponent(func() { r.must(r.slot.send(msgStarted, nil)) })
 }
 
 // sayStarted tells the worker at once of a module's first run in this process,
@@ -342,11 +356,22 @@ func (c *compileChild) serve() int {
 }
 
 func (c *compileChild) compile() (needs, error) {
-	binary, n, err := readModuleFrom(c.module, c.cfg.Name, c.cfg.Digest, c.cfg.MaxModuleBytes)
+	binary, err := readVerified(c.module, c.cfg.Name, c.cfg.Digest, c.cfg.MaxModuleBytes)
+	if err != nil {
+		return needs{}, err
+	}
+	var n needs
+	compile := compileWith
+	if c.cfg.Components && IsComponent(binary) {
+		compile = compileComponent
+		n, err = readComponent(c.cfg.Name, binary)
+	} else {
+		binary, n, err = outlined(c.cfg.Name, binary)
+	}
 	if err != nil {
 		return n, err
 	}
-	content, err := compileWith(c.cfg.Name, binary)
+	content, err := compile(c.cfg.Name, binary)
 	if err != nil {
 		return n, err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/bytecodealliance/wasmtime-go/v39"
 
 	"starling/protocol"
+	"starling/sandbox/internal/wasm"
 )
 
 // compiled is a module that is ready to run.
@@ -34,6 +35,18 @@ type compiled struct {
 type needs struct {
 	MemoryBytes   uint64
 	TableElements uint64
+	// Component says that it is a component, which only sandbox processes run.
+	Component bool
+}
+
+// atLeast makes it no less than what a core module has.
+func (n *needs) atLeast(m *wasm.Module) {
+	for _, memory := range m.Memories {
+		n.MemoryBytes = max(n.MemoryBytes, min(memory.Min, 1<<32)*wasm.PageBytes)
+	}
+	for _, table := range m.Tables {
+		n.TableElements = max(n.TableElements, table.Min)
+	}
 }
 
 // form is the module in the pool or in the plain machine; a module that does not

@@ -128,7 +128,7 @@ func (s *Supervisor) compile(cache *artifacts, module string, digest protocol.Di
 	seconds := uint64(s.cfg.CompileTimeout/time.Second) * uint64(runtime.NumCPU()+1)
 	p, err := s.launch(hello{
 		Version: pipeVersion,
-		Compile: &helloCompile{Name: module, Digest: digest, MaxModuleBytes: s.cfg.MaxModuleBytes},
+		Compile: &helloCompile{Name: module, Digest: digest, MaxModuleBytes: s.cfg.MaxModuleBytes, Components: s.cfg.Components},
 		Rules: confine.Rules{
 			OpenFiles: 64, AddressSpaceBytes: uint64(s.cfg.CompileMemoryBytes), CPUSeconds: seconds, Nice: 10,
 		},

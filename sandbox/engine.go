@@ -160,6 +160,15 @@ const guestLasts = 250 * time.Millisecond
 // engine has advisories about. See docs/security.md. What is compiled does not
 // depend on the pool; nil is none.
 func newWasmEngine(pool *wasmtimex.Pool) *wasmtime.Engine {
+	cfg := wasmConfig()
+	if pool != nil {
+		wasmtimex.UsePool(cfg, *pool)
+	}
+	return wasmtime.NewEngineWithConfig(cfg)
+}
+
+// wasmConfig is what all engines have in common.
+func wasmConfig() *wasmtime.Config {
 	cfg := wasmtime.NewConfig()
 	cfg.SetStrategy(wasmtime.StrategyCranelift)
 	cfg.SetEpochInterruption(true)
@@ -171,10 +180,7 @@ func newWasmEngine(pool *wasmtimex.Pool) *wasmtime.Engine {
 	cfg.SetWasmTailCall(false)
 	cfg.SetWasmWideArithmetic(false)
 	wasmtimex.Harden(cfg)
-	if pool != nil {
-		wasmtimex.UsePool(cfg, *pool)
-	}
-	return wasmtime.NewEngineWithConfig(cfg)
+	return cfg
 }
 
 // settings names everything that a compiled module depends on, beside the

@@ -30,6 +30,7 @@ func (s *Supervisor) ground() (*ground, error) {
 	if err != nil {
 		return nil, err
 	}
+	found.components = s.cfg.Components
 	g := &ground{artifacts: found}
 	if g.work, err = os.Stat(s.cfg.WorkRoot); err != nil {
 		return nil, fmt.Errorf("sandbox: work root: %w", err)

@@ -43,6 +43,8 @@ type machines struct {
 
 	mu    sync.Mutex
 	plain atomic.Pointer[machine] // set under mu; nil: not made yet
+
+	components atomic.Pointer[wasmtimex.Components] // nil but in a run of a component
 }
 
 // The bounds of a guest in the pool beside its memory. A module from a usual
@@ -89,9 +91,12 @@ func (m *machines) unpooled() (*machine, error) {
 	return plain, err
 }
 
-// tick moves the epoch of both on.
+// tick moves the epoch of all on.
 func (m *machines) tick() {
 	m.pool.wasm.IncrementEpoch()
+	if components := m.components.Load(); components != nil {
+		components.Tick()
+	}
 	if plain := m.plain.Load(); plain != nil {
 		plain.wasm.IncrementEpoch()
 	}

@@ -25,12 +25,14 @@ type helloRun struct {
 	MaxModules    int           `json:"max_modules"`
 	Tick          time.Duration `json:"tick"`
 	ResidentBytes int64         `json:"resident_bytes"`
+	Components    bool          `json:"components,omitempty"`
 }
 
 type helloCompile struct {
 	Name           string          `json:"name"` // for messages
 	Digest         protocol.Digest `json:"digest"`
 	MaxModuleBytes int64           `json:"max_module_bytes"`
+	Components     bool            `json:"components,omitempty"`
 }
 
 // ready answers a hello. Error is set when the process cannot work.
@@ -85,6 +87,7 @@ func (s *remoteSpec) encode(e *encoder) {
 	e.str(string(s.Digest))
 	e.str(s.code.Path)
 	e.str(s.code.Sum)
+	e.yes(s.code.needs.Component)
 	e.strs(s.Args)
 	e.num(int64(len(s.Env)))
 	for name, value := range s.Env {
@@ -109,7 +112,7 @@ func decodeSpec(body []byte) (*remoteSpec, error) {
 	d := decoder{b: body}
 	s := &remoteSpec{number: d.num()}
 	s.Digest = protocol.Digest(d.str())
-	s.code = code{Path: d.str(), Sum: d.str()}
+	s.code = code{Path: d.str(), Sum: d.str(), needs: needs{Component: d.yes()}}
 	s.Args = d.strs()
 	s.Env = map[string]string{}
 	for n := d.num(); n > 0 && d.err == nil; n-- {

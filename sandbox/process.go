@@ -37,6 +37,7 @@ type process struct {
 	atDeath int   // active when it was gone
 	gone    bool  // dead is about to be closed
 	retired bool  // it is ended because it is of no more use
+	spent   bool  // it ran a component; written by who has it alone
 	culprit *slot // whose guest made us kill it
 }
 
@@ -171,11 +172,12 @@ func (s *Supervisor) start() (*process, error) {
 		Version: pipeVersion,
 		Run: &helloRun{
 			Density: s.cfg.Density, MaxModules: s.cfg.MaxModules, Tick: s.cfg.Tick, ResidentBytes: s.cfg.ResidentBytes,
+			Components: s.cfg.Components,
 		},
 		Rules: confine.Rules{
 			ReadDirs: []string{g.artifacts.dir}, WriteDirs: []string{s.cfg.WorkRoot},
 			OpenFiles:         uint64(64 + openFiles*s.cfg.Density),
-			AddressSpaceBytes: uint64(4<<30 + s.cfg.Density*addressSpace),
+			AddressSpaceBytes: uint64(4<<30 + s.cfg.Density*addressSpace + s.componentSpace()),
 		},
 	}, nil)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"starling/protocol"
-	"starling/sandbox/internal/wasm"
 )
 
 // readModule reads a module, checks that it can run, and gives what is to be
@@ -21,24 +20,33 @@ func readModule(path string, digest protocol.Digest, limit int64) ([]byte, needs
 }
 
 func readModuleFrom(f io.Reader, path string, digest protocol.Digest, limit int64) ([]byte, needs, error) {
-	var n needs
+	binary, err := readVerified(f, path, digest, limit)
+	if err != nil {
+		return nil, needs{}, err
+	}
+	return outlined(path, binary)
+}
+
+// readVerified reads a file that has this digest.
+func readVerified(f io.Reader, path string, digest protocol.Digest, limit int64) ([]byte, error) {
 	binary, err := readAll(f, path, limit)
 	if err != nil {
-		return nil, n, err
+		return nil, err
 	}
 	if got := protocol.DigestOf(binary); got != digest {
-		return nil, n, damaged{refusal(fmt.Sprintf("module %s has the digest %s, not %s: push the capsule again", path, got, digest))}
+		return nil, damaged{refusal(fmt.Sprintf("module %s has the digest %s, not %s: push the capsule again", path, got, digest))}
 	}
+	return binary, nil
+}
+
+// outlined checks that a module can run and gives what is to be compiled of it.
+func outlined(path string, binary []byte) ([]byte, needs, error) {
+	var n needs
 	outline, err := check(path, binary)
 	if err != nil {
 		return nil, n, err
 	}
-	for _, memory := range outline.Memories {
-		n.MemoryBytes = max(n.MemoryBytes, min(memory.Min, 1<<32)*wasm.PageBytes)
-	}
-	for _, table := range outline.Tables {
-		n.TableElements = max(n.TableElements, table.Min)
-	}
+	n.atLeast(outline)
 	if rewritten, ok := outline.Instrument(); ok {
 		binary = rewritten
 	}

@@ -104,9 +104,15 @@ func (s *Supervisor) tryRun(ctx context.Context, spec *Spec, found code, emit fu
 			s.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
 		}
 	}()
-	place, err := s.take(ctx, spec.Digest)
+	place, err := s.take(ctx, spec.Digest, found.needs.Component)
 	if err != nil {
 		return Ending{}, err
+	}
+	if found.needs.Component {
+		if err := place.process.spend(spec.Limits.MemoryBytes); err != nil {
+			s.give(place)
+			return Ending{}, err
+		}
 	}
 	r := &remoteRun{
 		s: s, slot: place, emit: emit, spec: &remoteSpec{Spec: *spec, code: found, preopens: files.preopens},

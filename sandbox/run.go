@@ -196,7 +196,11 @@ func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event
 
 // run instantiates the guest, runs it, and says how it ended.
 func (r *run) run(module *compiled, preopens []wasmtimex.Preopen) Ending {
-	said, err := r.execute(module, preopens)
+	return r.conclude(r.execute(module, preopens))
+}
+
+// conclude says how the guest ended, of which the engine said this.
+func (r *run) conclude(said outcome, err error) Ending {
 	r.http.requester.close() // nothing of the guest is left on the network
 	late := !time.Now().Before(r.deadline)
 	if r.stop != stopPanic {

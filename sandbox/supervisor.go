@@ -39,6 +39,9 @@ type ProcessConfig struct {
 	// KillAfter is how long a guest may go on after its deadline or an
 	// interruption before its process is killed; 0 is 1 s.
 	KillAfter time.Duration
+	// Components runs WASI 0.2 components too; without it they are refused. A
+	// process that ran one is ended after it. See docs/security.md.
+	Components bool
 }
 
 // Validate reports all members that make no sense.
@@ -257,9 +260,10 @@ const (
 )
 
 // take gives a free place in a process that answers, or one in a new process.
-func (s *Supervisor) take(ctx context.Context, digest protocol.Digest) (*slot, error) {
+// With alone no other guest is in that process while it is taken.
+func (s *Supervisor) take(ctx context.Context, digest protocol.Digest, alone bool) (*slot, error) {
 	for {
-		place, err := s.takeAny(digest)
+		place, err := s.takeAny(digest, alone)
 		if err != nil || time.Since(place.idleSince) < s.idleAfter {
 			return place, err
 		}
@@ -279,14 +283,14 @@ func (s *Supervisor) take(ctx context.Context, digest protocol.Digest) (*slot, e
 
 // takeAny is take that does not ask whether the process answers. Where several share a
 // process, a capsule that is suspect gets one to itself.
-func (s *Supervisor) takeAny(digest protocol.Digest) (*slot, error) {
-	if found := s.takeFree(digest); found != nil {
+func (s *Supervisor) takeAny(digest protocol.Digest, alone bool) (*slot, error) {
+	if found := s.takeFree(digest, alone); found != nil {
 		return found, nil
 	}
 	if s.cfg.Density > 1 {
 		s.density.Lock()
 		defer s.density.Unlock()
-		if found := s.takeFree(digest); found != nil {
+		if found := s.takeFree(digest, alone); found != nil {
 			return found, nil
 		}
 	}
@@ -296,17 +300,18 @@ func (s *Supervisor) takeAny(digest protocol.Digest) (*slot, error) {
 			return nil, err
 		}
 		s.put(p)
-		if found := s.takeFree(digest); found != nil {
+		if found := s.takeFree(digest, alone); found != nil {
 			return found, nil
 		}
 		// Others were faster, or the process is gone already.
 	}
 }
 
-func (s *Supervisor) takeFree(digest protocol.Digest) *slot {
+func (s *Supervisor) takeFree(digest protocol.Digest, alone bool) *slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	alone, current := s.suspects[digest], s.current.Load()
+	alone = alone || s.suspects[digest]
+	current := s.current.Load()
 	for i := len(s.free) - 1; i >= 0; i-- {
 		found := s.free[i]
 		if found.process.ground == current && found.process.take(alone) {
@@ -336,7 +341,7 @@ func (s *Supervisor) give(used *slot) {
 	used.process.give()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if used.process.ground != s.current.Load() {
+	if used.process.spent || used.process.ground != s.current.Load() {
 		used.process.retire()
 	}
 	if used.process.isDead() {

@@ -78,6 +78,9 @@ type WASI struct {
 	Env      map[string]string
 	Stdin    []byte
 	Preopens []Preopen
+	// Stdout and Stderr are paths that a component writes to; a module's are the
+	// host's functions, and these are empty.
+	Stdout, Stderr string
 }
 
 // ResultKind says how a call into a guest ended.
@@ -182,6 +185,10 @@ func (w WASI) config() (*C.wasi_config_t, error) {
 		(*C.char)(unsafe.Pointer(unsafe.SliceData(w.Stdin))), C.size_t(len(w.Stdin)))
 	if config == nil {
 		return nil, errors.New("the engine does not take the arguments or the environment")
+	}
+	if err := w.output(config); err != nil {
+		C.wasi_free(config)
+		return nil, err
 	}
 	for _, p := range w.Preopens {
 		if err := p.grant(config); err != nil {
