@@ -39,8 +39,15 @@ FILE.wasm and DIR are as for starling run.`,
 			if err != nil {
 				return err
 			}
-			if err := sandbox.Check(args[0], capsule.module); err != nil {
+			check := sandbox.Check
+			if sandbox.IsComponent(capsule.module) {
+				check = sandbox.CheckComponent
+			}
+			if err := check(args[0], capsule.module); err != nil {
 				return &usageError{err}
+			}
+			if sandbox.IsComponent(capsule.module) {
+				fmt.Fprintf(a.err, "starling: warning: %s is a WASI 0.2 component: workers refuse it unless STARLING_COMPONENTS is on\n", args[0])
 			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
 				began := protocol.NewTime(time.Now())

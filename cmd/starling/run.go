@@ -127,7 +127,11 @@ func (f *runFlags) check(path string, capsule source, spawner *protocol.Spawner)
 		return &usageError{fmt.Errorf("capsule %s has %d bytes, and at most %d are compiled: build it without debug information, or raise --max-module-bytes (STARLING_MAX_MODULE_BYTES)",
 			path, n, f.sandbox.MaxModuleBytes)}
 	}
-	if err := sandbox.Check(path, capsule.module); err != nil {
+	check := sandbox.Check
+	if f.sandbox.Components == componentsOn && sandbox.IsComponent(capsule.module) {
+		check = sandbox.CheckComponent
+	}
+	if err := check(path, capsule.module); err != nil {
 		return &usageError{err}
 	}
 	return nil

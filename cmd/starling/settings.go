@@ -185,12 +185,16 @@ type sandboxSettings struct {
 	CompileTimeout     time.Duration `split_words:"true" default:"1m" desc:"of the compilation of one capsule, which runs in a process of its own"`
 	CompileMemoryBytes int64         `split_words:"true" default:"3221225472" desc:"memory that one compilation may map"`
 	MaxModuleBytes     int64         `split_words:"true" default:"67108864" desc:"largest wasm file that is compiled"`
+	Components         string        `default:"off" desc:"on: WASI 0.2 components run too, each in a sandbox process of its own; off: they are refused"`
 	ResidentBytes      int64         `split_words:"true" default:"8388608" desc:"memory that each slot keeps for its next guest, cleared; 0: none, and guests start more slowly"`
 }
 
 const (
 	sandboxProcess   = "process"
 	sandboxInProcess = "inprocess"
+
+	componentsOn  = "on"
+	componentsOff = "off"
 )
 
 // guests is a sandbox that is closed.
@@ -214,6 +218,7 @@ func (s sandboxSettings) open(cfg worker.Config, log *slog.Logger) (guests, erro
 	processes := sandbox.ProcessConfig{
 		Config: engine, WorkRoot: cfg.WorkRoot, Density: s.SandboxDensity,
 		CompileTimeout: s.CompileTimeout, CompileMemoryBytes: s.CompileMemoryBytes,
+		Components: s.Components == componentsOn,
 	}
 	return sandbox.NewSupervisor(processes)
 }
@@ -224,6 +229,12 @@ func (s sandboxSettings) validate() error {
 	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if s.Sandbox != sandboxProcess && s.Sandbox != sandboxInProcess {
 		bad("STARLING_SANDBOX (--sandbox) is %q: it is process or inprocess", s.Sandbox)
+	}
+	if s.Components != componentsOn && s.Components != componentsOff {
+		bad("STARLING_COMPONENTS (--components) is %q: it is on or off", s.Components)
+	}
+	if s.Components == componentsOn && s.Sandbox == sandboxInProcess {
+		bad("STARLING_COMPONENTS (--components) is on and STARLING_SANDBOX (--sandbox) is inprocess: components run in sandbox processes only")
 	}
 	if s.SandboxDensity < 1 || s.SandboxDensity > 64 {
 		bad("STARLING_SANDBOX_DENSITY (--sandbox-density) is %d: it is 1 to 64", s.SandboxDensity)

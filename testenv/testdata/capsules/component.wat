@@ -1,0 +1,58 @@
+;; A WASI 0.2 command that copies stdin to stdout, and says one thing on stderr.
+(component $C
+  (import "wasi:io/error@0.2.0" (instance $error (export "error" (type (sub resource)))))
+  (alias export $error "error" (type $error-type))
+  (import "wasi:io/streams@0.2.0" (instance $streams
+    (alias outer $C $error-type (type $e)) (export "error" (type $err (eq $e)))
+    (type $se (variant (case "last-operation-failed" (own $err)) (case "closed")))
+    (export "stream-error" (type $stream-error (eq $se)))
+    (export "input-stream" (type $in (sub resource)))
+    (export "output-stream" (type $out (sub resource)))
+    (export "[method]input-stream.blocking-read" (func (param "self" (borrow $in)) (param "len" u64)
+      (result (result (list u8) (error $stream-error)))))
+    (export "[method]output-stream.blocking-write-and-flush" (func (param "self" (borrow $out)) (param "contents" (list u8))
+      (result (result (error $stream-error)))))))
+  (alias export $streams "input-stream" (type $input-stream))
+  (alias export $streams "output-stream" (type $output-stream))
+  (import "wasi:cli/stdin@0.2.0" (instance $stdin
+    (alias outer $C $input-stream (type $i)) (export "input-stream" (type $s (eq $i)))
+    (export "get-stdin" (func (result (own $s))))))
+  (import "wasi:cli/stdout@0.2.0" (instance $stdout
+    (alias outer $C $output-stream (type $o)) (export "output-stream" (type $s (eq $o)))
+    (export "get-stdout" (func (result (own $s))))))
+  (import "wasi:cli/stderr@0.2.0" (instance $stderr
+    (alias outer $C $output-stream (type $o)) (export "output-stream" (type $s (eq $o)))
+    (export "get-stderr" (func (result (own $s))))))
+  (core module $libc-module
+    (memory (export "memory") 8)
+    (data (i32.const 16) "from a component\0a")
+    (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 1024)))
+  (core instance $libc (instantiate $libc-module))
+  (core func $in (canon lower (func $stdin "get-stdin")))
+  (core func $out (canon lower (func $stdout "get-stdout")))
+  (core func $err (canon lower (func $stderr "get-stderr")))
+  (core func $read (canon lower (func $streams "[method]input-stream.blocking-read") (memory $libc "memory") (realloc (func $libc "realloc"))))
+  (core func $write (canon lower (func $streams "[method]output-stream.blocking-write-and-flush") (memory $libc "memory")))
+  (core module $main-module
+    (import "libc" "memory" (memory 1))
+    (import "wasi" "stdin" (func $stdin (result i32)))
+    (import "wasi" "stdout" (func $stdout (result i32)))
+    (import "wasi" "stderr" (func $stderr (result i32)))
+    (import "wasi" "read" (func $read (param i32 i64 i32)))
+    (import "wasi" "write" (func $write (param i32 i32 i32 i32)))
+    (func (export "run") (result i32) (local $in i32) (local $out i32)
+      (call $write (call $stderr) (i32.const 16) (i32.const 17) (i32.const 64))
+      (local.set $in (call $stdin))
+      (local.set $out (call $stdout))
+      (block $end (loop $l
+        (call $read (local.get $in) (i64.const 4096) (i32.const 64))
+        (br_if $end (i32.load8_u (i32.const 64)))
+        (call $write (local.get $out) (i32.load (i32.const 68)) (i32.load (i32.const 72)) (i32.const 80))
+        (br $l)))
+      (i32.const 0)))
+  (core instance $main (instantiate $main-module (with "libc" (instance $libc)) (with "wasi" (instance
+    (export "stdin" (func $in)) (export "stdout" (func $out)) (export "stderr" (func $err))
+    (export "read" (func $read)) (export "write" (func $write))))))
+  (func $run (result (result)) (canon lift (core func $main "run")))
+  (instance $command (export "run" (func $run)))
+  (export "wasi:cli/run@0.2.0" (instance $command)))
