@@ -13,7 +13,9 @@
 //	    └► newRun → run.start → the guest → run.Call (a host function) or run.Tick
 //	       (must it stop?) → run.ending
 //
-// and [Engine.Run] begins at modules.acquire and newRun.
+// and [Engine.Run] begins at modules.acquire and newRun. A component, where
+// [ProcessConfig].Components lets it run, goes from childRun.run to
+// childRun.runComponent (component.go).
 //
 // Goroutines of an engine: the epoch ticker, started by [New] and ended by
 // [Engine.Close]; one for each compilation under way, which [Engine.Close] waits
@@ -26,7 +28,8 @@
 // Run reads the guest's events, and calls emit, on the goroutine that called it.
 // [Supervisor.Close] waits for all of them. Goroutines of a sandbox process: two
 // for each guest at a time, one that runs it and one that hears that it must
-// stop, and what its requests are answered; they end with the process.
+// stop, and what its requests are answered; they end with the process. A
+// component has two more, which read what it writes and end with it.
 //
 // A guest's requests (http.go) are made by the process that Run was called in
 // (httpcalls.go, internal/egress), each on a goroutine of its own that ends before

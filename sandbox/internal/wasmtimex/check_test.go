@@ -55,9 +55,27 @@ int main(void) {
   SIZE(wasmtime_extern_t); AT(wasmtime_extern_t, kind); AT(wasmtime_extern_t, of);
   SIZE(wasmtime_val_t); AT(wasmtime_val_t, kind); AT(wasmtime_val_t, of);
   SIZE(wasmtime_val_raw_t);
+  SIZE(wasmtime_component_instance_t); SIZE(wasmtime_component_func_t);
+  SIZE(wasmtime_component_val_t); AT(wasmtime_component_val_t, kind); AT(wasmtime_component_val_t, of);
+  AT(wasmtime_component_val_t, of.string.data); AT(wasmtime_component_val_t, of.result.is_ok);
+  SIZE(wasmtime_linear_memory_t); AT(wasmtime_linear_memory_t, get_memory);
+  AT(wasmtime_linear_memory_t, grow_memory); AT(wasmtime_linear_memory_t, finalizer);
+  SIZE(wasmtime_memory_creator_t); AT(wasmtime_memory_creator_t, env);
+  AT(wasmtime_memory_creator_t, new_memory); AT(wasmtime_memory_creator_t, finalizer);
+  printf("values %d %d %d %d %d %d\n", BOOL, U8, S64, U64, STRING, RESULT);
   printf("kinds %d %d %d %d\n", FUNC, GLOBAL, MEMORY, OVERFLOW);
   return 0;
 }`
+
+// componentKinds are the kinds of values that a component passes, by the prefix of
+// their names.
+func componentKinds(prefix string) string {
+	kinds := ""
+	for _, kind := range []string{"BOOL", "U8", "S64", "U64", "STRING", "RESULT"} {
+		kinds += " " + kind + " = " + prefix + kind + ","
+	}
+	return kinds + " };\n"
+}
 
 // TestShimDeclaresWhatTheHeadersDo compiles both and compares.
 func TestShimDeclaresWhatTheHeadersDo(t *testing.T) {
@@ -85,10 +103,10 @@ func TestShimDeclaresWhatTheHeadersDo(t *testing.T) {
 		}
 		return string(out)
 	}
-	theirs := print("headers", "#include <wasmtime.h>\nenum { FUNC = WASMTIME_EXTERN_FUNC, GLOBAL = WASMTIME_EXTERN_GLOBAL, MEMORY = WASMTIME_EXTERN_MEMORY, OVERFLOW = WASMTIME_TRAP_CODE_STACK_OVERFLOW };\n",
+	theirs := print("headers", "#include <wasmtime.h>\nenum { FUNC = WASMTIME_EXTERN_FUNC, GLOBAL = WASMTIME_EXTERN_GLOBAL, MEMORY = WASMTIME_EXTERN_MEMORY, OVERFLOW = WASMTIME_TRAP_CODE_STACK_OVERFLOW,"+componentKinds("WASMTIME_COMPONENT_"),
 		filepath.Join(strings.TrimSpace(string(out)), "build", "include"))
-	ours := print("shim", "#include \"shim.h\"\nenum { FUNC = EXTERN_FUNC, GLOBAL = EXTERN_GLOBAL, MEMORY = EXTERN_MEMORY, OVERFLOW = TRAP_STACK_OVERFLOW };\n", here)
+	ours := print("shim", "#include \"component.h\"\nenum { FUNC = EXTERN_FUNC, GLOBAL = EXTERN_GLOBAL, MEMORY = EXTERN_MEMORY, OVERFLOW = TRAP_STACK_OVERFLOW,"+componentKinds("COMPONENT_"), here)
 	if diff := cmp.Diff(theirs, ours); diff != "" {
-		t.Errorf("shim.h is not what the headers of %s say:\n%s", Version, diff)
+		t.Errorf("shim.h and component.h are not what the headers of %s say:\n%s", Version, diff)
 	}
 }
