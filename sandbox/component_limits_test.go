@@ -5,6 +5,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"starling/protocol"
 	"starling/sandbox"
@@ -156,6 +157,9 @@ func endAll(t *testing.T, p *sandbox.Supervisor, root string) {
 			says := end.Message
 			if end.Kind == sandbox.Exited {
 				says = fmt.Sprint(end.Status)
+			}
+			if deadline := time.Duration(s.Limits.DeadlineSeconds) * time.Second; end.Limit != sandbox.LimitDeadline && end.Duration >= deadline {
+				t.Errorf("it ran for %s, into its deadline, and not into what should have ended it", end.Duration)
 			}
 			if end.Kind != h.kind || !strings.Contains(says, h.says) {
 				t.Errorf("ended %s %q (%v) %q, want %s with %q", end.Kind, says, end.Err, end.StderrTail, h.kind, h.says)

@@ -234,6 +234,23 @@ func TestComponentSignals(t *testing.T) {
 	}
 }
 
+// TestComponentSignalsKeepTheirOrder, however fast they and stdout come.
+func TestComponentSignalsKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	p := withComponents(t)
+	const turns = 3000
+	s := spec(t, command(t, "ab", fmt.Sprintf(`(loop $l
+	  (call $print (i32.const 1024) (i32.const 1)) (call $chunk (i32.const 1025) (i32.const 1))
+	  (br_if $l (i32.lt_u (local.tee $a (i32.add (local.get $a) (i32.const 1))) (i32.const %d)))) (i32.const 0)`, turns)))
+	r := &recorder{}
+	if got := p.Run(t.Context(), s, r.emit); got.Kind != sandbox.Exited {
+		t.Errorf("Run = %+v, want exited", got)
+	}
+	if got := r.text(); got != strings.Repeat("ab", turns) {
+		t.Errorf("%d characters, and not %d times stdout, then a signal", len(got), turns)
+	}
+}
+
 // TestComponentEventsOnStdout: a line is an event in mode events.
 func TestComponentEventsOnStdout(t *testing.T) {
 	t.Parallel()

@@ -47,7 +47,7 @@ func TestThirdPartyComponent(t *testing.T) {
 		{"formats JSON", `{"a":[1,2]}`, exitOK, "{\n  \"a\": [\n    1,\n    2\n  ]\n}\n", ": ok ("},
 		{"exits with a status", `{"a":`, exitTaskFailed, "", "error (exit status 1: "},
 	} {
-		got := starling(t, r.stdin, runArgs(t, "run", program, "--components", "on")...)
+		got := starling(t, r.stdin, runArgs(t, "run", program, "--components", "on", "--compile-timeout", "5m")...)
 		if got.status != r.status || got.out != r.out {
 			t.Errorf("%s: run = %d, %q, want %d, %q\n%s", r.name, got.status, got.out, r.status, r.out, got.err)
 		}
