@@ -43,7 +43,7 @@ func (r *childRun) runComponent(begin func()) Ending {
 	r.engine.machines.components.Store(components)
 	defer r.engine.machines.components.Store(nil)
 	begin()
-	guest := &componentRun{run: newRun(r.ctx, r.engine, &r.spec.Spec, r.emit)}
+	guest := &componentRun{run: newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r})}
 	return guest.conclude(guest.execute(components, component, r.spec.preopens))
 }
 
