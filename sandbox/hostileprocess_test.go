@@ -75,6 +75,10 @@ func HostileProcess(how, hanging, endless string) int {
 		for i := range int64(egress.MaxInFlight + 1) {
 			p.request(i+1, hanging, "")
 		}
+	case "bodies of 24 MiB":
+		for i := range int64(3) {
+			p.request(i+1, hanging, strings.Repeat("x", 8<<20))
+		}
 	case "a handle twice":
 		p.request(1, hanging, "")
 		p.request(1, hanging, "")

@@ -27,7 +27,9 @@ type Secret = egress.Secret
 // are called only where they are listed literally.
 func PublicAddress(a netip.Addr) bool { return egress.Public(a) }
 
-// HTTPConfig is how the requests of all guests are made.
+// HTTPConfig is how the requests of all guests are made. net/http prints what a
+// server sends unasked through the logger of package log, where a host that secrets
+// are sent to could put one: a program with secrets discards that logger's output.
 type HTTPConfig struct {
 	// Roots verify https; nil is the system's.
 	Roots *x509.CertPool
@@ -89,12 +91,14 @@ type guestHTTP struct {
 	wake      chan struct{}
 	last      uint32
 	open      map[uint32]*guestExchange
+	bodies    int    // bytes of the bodies of those
 	refused   string // the sentence of the last send that failed
 }
 
 type guestExchange struct {
 	*exchange
 	headTaken bool
+	sent      int // bytes of the request's body
 }
 
 func newGuestHTTP(r requester) guestHTTP {
@@ -125,6 +129,9 @@ func (r *run) httpSend(c *wasmtimex.Call) bool {
 	case len(head) > egress.MaxURLBytes+egress.MaxHeaderBytes || len(body) > egress.MaxRequestBytes:
 		return refuse(egress.ErrnoTooBig, "the request is too large: a head has at most 73728 bytes and a body 8388608")
 	}
+	if r.http.bodies+len(body) > egress.MaxBodiesBytes {
+		return refuse(egress.ErrnoTooMany, "the bodies of the requests in flight have more than 16777216 bytes together: close one")
+	}
 	request := egress.Request{Head: string(head), Body: append([]byte(nil), body...)}
 	if err := request.Valid(); err != nil {
 		return refuse(err.Errno, err.Sentence)
@@ -132,7 +139,8 @@ func (r *run) httpSend(c *wasmtimex.Call) bool {
 	r.http.last++
 	id := r.http.last
 	x := &exchange{wake: r.http.wake}
-	r.http.open[id] = &guestExchange{exchange: x}
+	r.http.open[id] = &guestExchange{exchange: x, sent: len(body)}
+	r.http.bodies += len(body)
 	r.http.requester.begin(id, request, x)
 	return result(c, int(id))
 }
@@ -272,9 +280,11 @@ func (r *run) httpError(c *wasmtimex.Call) bool {
 // httpClose cancels a request, or forgets one that is over.
 func (r *run) httpClose(c *wasmtimex.Call) bool {
 	id := c.U32(0)
-	if r.http.open[id] == nil {
+	x := r.http.open[id]
+	if x == nil {
 		return failed(c, egress.ErrnoBadHandle)
 	}
+	r.http.bodies -= x.sent
 	delete(r.http.open, id)
 	r.http.requester.cancel(id)
 	return result(c, 0)

@@ -279,6 +279,7 @@ func TestHostileProcesses(t *testing.T) {
 		"a request with more behind it":      {sandbox.ProcessDied, "bad message"},
 		"a length of 4 GiB":                  {sandbox.ProcessDied, "its length is 4294967295"},
 		"17 requests":                        {sandbox.ProcessDied, "too many requests in flight"},
+		"bodies of 24 MiB":                   {sandbox.ProcessDied, "too many bytes of requests in flight"},
 		"a handle twice":                     {sandbox.ProcessDied, "a request's handle is used twice"},
 		"a request before the guest started": {sandbox.ProcessDied, "signal: killed"},
 		"answers that are not read":          {sandbox.ProcessDied, "signal: killed"},

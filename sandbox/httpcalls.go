@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"starling/sandbox/internal/egress"
 )
 
@@ -16,7 +18,10 @@ type httpCalls struct {
 	client *egress.Client
 	group  sync.WaitGroup
 
-	running chan struct{} // a place for each goroutine, of canceled ones too
+	// A place for each goroutine and each byte of a request's body, of canceled
+	// requests too.
+	running chan struct{}
+	bodies  *semaphore.Weighted
 
 	mu    sync.Mutex
 	calls map[uint32]*httpCall // that were not canceled
@@ -26,6 +31,7 @@ type httpCalls struct {
 type httpCall struct {
 	ctx    context.Context
 	stop   context.CancelFunc
+	body   int64 // bytes of the request's
 	mu     sync.Mutex
 	unread int
 	room   chan struct{} // of capacity 1: unread fell
@@ -39,6 +45,7 @@ func newHTTPCalls(ctx context.Context, cfg HTTPConfig, n Network) *httpCalls {
 		),
 		calls:   map[uint32]*httpCall{},
 		running: make(chan struct{}, 2*egress.MaxInFlight),
+		bodies:  semaphore.NewWeighted(egress.MaxBodiesBytes),
 	}
 	c.ctx, c.stop = context.WithCancel(ctx)
 	return c
@@ -47,34 +54,32 @@ func newHTTPCalls(ctx context.Context, cfg HTTPConfig, n Network) *httpCalls {
 var (
 	errHandleUsed = errors.New("a request's handle is used twice")
 	errTooMany    = errors.New("too many requests in flight")
+	errBodies     = errors.New("too many bytes of requests in flight")
 )
 
 // start makes a request. done is called on its goroutine when it is over, unless
-// it was canceled. It blocks while too many canceled ones are not gone yet.
+// it was canceled. It blocks while canceled ones that are not gone yet take the room.
+// One goroutine calls it.
 func (c *httpCalls) start(id uint32, r egress.Request, sink egress.Sink, done func(*egress.Error)) error {
+	call := &httpCall{body: min(int64(len(r.Body)), egress.MaxRequestBytes), room: make(chan struct{}, 1)} // more is refused
+	if err := c.admit(id, call); err != nil {
+		return err
+	}
+	if err := c.bodies.Acquire(c.ctx, call.body); err != nil {
+		return err
+	}
 	select {
 	case c.running <- struct{}{}:
 	case <-c.ctx.Done():
+		c.bodies.Release(call.body)
 		return c.ctx.Err()
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var problem error
-	switch {
-	case c.calls[id] != nil:
-		problem = errHandleUsed
-	case len(c.calls) >= egress.MaxInFlight:
-		problem = errTooMany
-	}
-	if problem != nil {
-		<-c.running
-		return problem
-	}
-	call := &httpCall{room: make(chan struct{}, 1)}
 	call.ctx, call.stop = context.WithCancel(c.ctx)
+	c.mu.Lock()
 	c.calls[id] = call
+	c.mu.Unlock()
 	c.group.Go(func() {
-		defer func() { <-c.running }()
+		defer func() { c.bodies.Release(call.body); <-c.running }()
 		defer call.stop()
 		err := c.client.Do(call.ctx, r, heldSink{sink, call})
 		if call.ctx.Err() != nil {
@@ -86,6 +91,25 @@ func (c *httpCalls) start(id uint32, r egress.Request, sink egress.Sink, done fu
 		}
 		done(problem)
 	})
+	return nil
+}
+
+// admit reports what a guest whose own host functions count could not have asked for.
+func (c *httpCalls) admit(id uint32, call *httpCall) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	bodies := call.body
+	for _, other := range c.calls {
+		bodies += other.body
+	}
+	switch {
+	case c.calls[id] != nil:
+		return errHandleUsed
+	case len(c.calls) >= egress.MaxInFlight:
+		return errTooMany
+	case bodies > egress.MaxBodiesBytes:
+		return errBodies
+	}
 	return nil
 }
 

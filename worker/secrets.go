@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -77,8 +78,12 @@ func readPrivate(path string) ([]byte, error) {
 func parseSecrets(text []byte) (Secrets, error) {
 	store := Secrets{byName: map[string]sandbox.Secret{}}
 	var document yaml.Node
-	if err := yaml.Unmarshal(text, &document); err != nil {
+	documents := yaml.NewDecoder(bytes.NewReader(text))
+	if err := documents.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
 		return store, fmt.Errorf("it is no YAML%s", lineOf(err))
+	}
+	if documents.Decode(new(yaml.Node)) != io.EOF {
+		return store, errors.New("it holds more than one document, or ends in what is no YAML")
 	}
 	if len(document.Content) == 0 {
 		return store, nil // empty
@@ -112,21 +117,26 @@ func parseSecret(name string, entry *yaml.Node) (sandbox.Secret, error) {
 	if entry.Kind != yaml.MappingNode {
 		return secret, errors.New("want value and hosts below the name")
 	}
+	seen := map[string]bool{}
 	for i := 0; i+1 < len(entry.Content); i += 2 {
 		key, value := entry.Content[i], entry.Content[i+1]
 		var err error
-		switch key.Value {
-		case "value":
-			if value.Kind != yaml.ScalarNode {
+		twice := seen[key.Value]
+		seen[key.Value] = true
+		switch {
+		case twice:
+			err = errors.New("a key is there twice")
+		case key.Value == "value":
+			if value.Kind != yaml.ScalarNode || value.ShortTag() == "!!binary" {
 				err = errors.New("value is a text")
 			}
 			secret.Value = value.Value
-		case "hosts":
+		case key.Value == "hosts":
 			var hosts []string
 			if hosts, err = texts(value); err == nil {
 				secret.Hosts, err = rules(hosts)
 			}
-		case "headers":
+		case key.Value == "headers":
 			if secret.Headers, err = texts(value); err == nil {
 				for j, h := range secret.Headers {
 					secret.Headers[j] = strings.ToLower(h)

@@ -11,6 +11,8 @@ package main
 
 import (
 	"context"
+	"io"
+	"log"
 	"os"
 	"os/signal"
 	"syscall"
@@ -20,5 +22,8 @@ func main() {
 	// A reader that goes (`starling run … | head`) must not end the program before
 	// it has cleaned up: writes fail instead.
 	signal.Ignore(syscall.SIGPIPE)
+	// What libraries print by themselves may be a stranger's word: net/http prints what
+	// a server sends that was not asked, which can hold a secret that it was sent.
+	log.SetOutput(io.Discard)
 	os.Exit(run(context.Background(), os.Args[1:], streams{in: os.Stdin, out: os.Stdout, err: os.Stderr}))
 }

@@ -1,12 +1,17 @@
 package main
 
 import (
+	"bufio"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"starling/testenv"
@@ -56,4 +61,56 @@ func TestRunMakesRequestsAsGranted(t *testing.T) {
 		t.Errorf("status = %d, want %d", got.status, exitUsage)
 	}
 	contains(t, "stderr", got.err, "STARLING_SECRETS (--secrets): secrets: "+store+" has the mode 0644", "chmod 600 "+store)
+}
+
+// TestWhatAServerSaysUnaskedIsPrintedNowhere: a server that answers HEAD with a body
+// that holds the secret it was sent. The program is a process of its own, for the
+// logger that must not print it is the whole process's.
+func TestWhatAServerSaysUnaskedIsPrintedNowhere(t *testing.T) {
+	t.Parallel()
+	const value = "sk-0123456789abcdef"
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := make(chan bool, 16)
+	var group sync.WaitGroup
+	group.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			group.Go(func() {
+				defer func() { _ = conn.Close() }()
+				request, err := http.ReadRequest(bufio.NewReader(conn))
+				if err != nil {
+					return
+				}
+				key := request.Header.Get("X-Api-Key")
+				_, err = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(key), key)
+				sent <- err == nil && key == value
+				_, _ = conn.Read(make([]byte, 1)) // until the client closes it
+			})
+		}
+	})
+	t.Cleanup(func() { _ = listener.Close(); group.Wait() })
+	url := "http://" + listener.Addr().String()
+	capsule := capsuleDir(t, testenv.WAT(t, "fetch"),
+		"name: fetch\nversion: 1.0.0\ncapabilities:\n  network: {allow: ['"+url+"']}\n  secrets: {allow: [MODEL]}\n")
+	store := filepath.Join(t.TempDir(), "secrets.yaml")
+	if err := os.WriteFile(store, []byte("MODEL:\n  value: "+value+"\n  hosts: ["+url+"]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := exec.Command(self, runArgs(t, "run", capsule, "--ceiling-network", url, "--secrets", store,
+		"--task", "HEAD "+url+"/\nX-Api-Key: ${secret:MODEL}\n")...)
+	program.Env = append(os.Environ(), asProgram+"=1")
+	out, err := program.CombinedOutput()
+	if err != nil || !<-sent || strings.Contains(string(out), value) || strings.Contains(string(out), "Unsolicited") {
+		t.Errorf("%v, and printed:\n%s", err, out)
+	}
 }

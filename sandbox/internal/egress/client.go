@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -44,7 +45,6 @@ type Client struct {
 	policy    Policy
 	transport *http.Transport
 	conns     *conns
-	secrets   *redactor // has no text of its own
 }
 
 // NewClient makes a client without connections. Close it.
@@ -53,7 +53,7 @@ func NewClient(cfg Config, policy Policy) *Client {
 	if cfg.Resolver == nil {
 		cfg.Resolver = net.DefaultResolver
 	}
-	c := &Client{cfg: cfg, policy: policy, conns: newConns(), secrets: newRedactor(policy.Secrets)}
+	c := &Client{cfg: cfg, policy: policy, conns: newConns()}
 	c.transport = &http.Transport{
 		// No proxy: it would dial for us, and not what was judged.
 		DialContext:            c.dial,
@@ -84,13 +84,14 @@ func (c *Client) Do(ctx context.Context, r Request, sink Sink) error {
 	if problem != nil {
 		return problem
 	}
-	if err := c.do(ctx, cancel, req, secret, sink); err != nil {
+	asked := &asked{urls: []*url.URL{req.URL}, secret: secret}
+	if err := c.do(ctx, cancel, req, asked, sink); err != nil {
 		var sunk *sinkError
 		if errors.As(err, &sunk) {
 			return sunk.err
 		}
 		e := *classify(ctx, err)
-		e.Sentence = clip(c.secrets.text(e.Sentence))
+		e.Sentence = clip(c.policy.redactor(asked.urls).text(e.Sentence))
 		return &e
 	}
 	return nil
@@ -101,10 +102,17 @@ type sinkError struct{ err error }
 
 func (e *sinkError) Error() string { return e.err.Error() }
 
-func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *http.Request, secret []string, sink Sink) error {
+// asked is what a request was made of.
+type asked struct {
+	urls   []*url.URL // its own, and those that redirects led to
+	secret []string   // the headers that hold a secret
+}
+
+func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *http.Request, asked *asked, sink Sink) error {
 	l := c.cfg.Limits
 	client := http.Client{Transport: c.transport, CheckRedirect: func(next *http.Request, via []*http.Request) error {
-		return c.redirect(next, via, secret)
+		asked.urls = append(asked.urls, next.URL)
+		return c.redirect(next, via, asked.secret)
 	}}
 	head := time.AfterFunc(l.Head, func() {
 		cancel(refuse(ErrnoTimedOut, "no response came within %s", l.Head))
@@ -118,14 +126,15 @@ func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *ht
 		return err
 	}
 	defer func() { _ = response.Body.Close() }() // what it has is read
-	text, problem := c.head(response)
+	clean := c.policy.redactor(asked.urls)
+	text, problem := c.head(response, clean)
 	if problem != nil {
 		return problem
 	}
 	if err := sink.Head(text); err != nil {
 		return &sinkError{err}
 	}
-	return c.body(cancel, response.Body, sink)
+	return c.body(cancel, response.Body, clean, sink)
 }
 
 // credentials are the headers that never go to another origin.
@@ -152,7 +161,7 @@ func (c *Client) redirect(next *http.Request, via []*http.Request, secret []stri
 }
 
 // head is a response's head as the guest reads it.
-func (c *Client) head(r *http.Response) (string, *Error) {
+func (c *Client) head(r *http.Response, clean *redactor) (string, *Error) {
 	if coding := r.Header.Get("Content-Encoding"); coding != "" && !strings.EqualFold(coding, "identity") {
 		return "", refuse(ErrnoProtocol, "the response has the content encoding %q, which nobody asked for", clip(coding))
 	}
@@ -160,14 +169,14 @@ func (c *Client) head(r *http.Response) (string, *Error) {
 	fmt.Fprintf(&text, "%d\n", r.StatusCode)
 	count := 0
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
-		if name == "Content-Length" && len(c.policy.Secrets) > 0 && r.Request.Method != http.MethodHead {
+		if name == "Content-Length" && len(clean.values) > 0 && r.Request.Method != http.MethodHead {
 			continue // it may be another when secrets were taken out
 		}
 		for _, value := range r.Header[name] {
 			if count++; count > MaxHeaders {
 				return "", refuse(ErrnoMessageSize, "the response has more than %d headers", MaxHeaders)
 			}
-			line := c.secrets.text(name + ": " + value)
+			line := clean.text(name + ": " + value)
 			text.WriteString(strings.Map(oneLine, line) + "\n")
 		}
 	}
@@ -182,9 +191,8 @@ func oneLine(r rune) rune {
 }
 
 // body gives a body to the sink in pieces as they come.
-func (c *Client) body(cancel context.CancelCauseFunc, body io.Reader, sink Sink) error {
+func (c *Client) body(cancel context.CancelCauseFunc, body io.Reader, clean *redactor, sink Sink) error {
 	l := c.cfg.Limits
-	clean := c.secrets.fresh()
 	idle := time.AfterFunc(l.Idle, func() {
 		cancel(refuse(ErrnoTimedOut, "nothing more of the response came within %s", l.Idle))
 	})

@@ -171,6 +171,47 @@ func TestWhatARedirectTakesAlong(t *testing.T) {
 	}
 }
 
+// TestWhoseAnswersAreSearched: a host that a secret is bound to, however it is called
+// and whatever it was sent before; no other, for what is taken out of its echo of a
+// guess would tell that the guess is right.
+func TestWhoseAnswersAreSearched(t *testing.T) {
+	t.Parallel()
+	const value = "sk-0123456789"
+	echo := func(w http.ResponseWriter, r *http.Request) {
+		guess, _ := io.ReadAll(r.Body)
+		if r.URL.Path == "/broken" {
+			w.Header().Set("Content-Length", "1000")
+		}
+		w.Header().Set("X-Echo", string(guess))
+		_, _ = w.Write(guess)
+	}
+	port := listenOn(t, "127.0.0.1", "0", echo)
+	bound, other := "http://127.0.0.1:"+port, "http://127.0.0.2:"+listenOn(t, "127.0.0.2", port, echo)
+	c := newClient(t, Config{}, Policy{
+		Allow:   allow(t, bound, other),
+		Secrets: []Secret{{Name: "A", Value: value, Hosts: allow(t, "https://127.0.0.1:1")}},
+	})
+	ask := func(url, guess string) (string, error) {
+		var a answer
+		err := c.Do(t.Context(), Request{Head: "POST " + url + "\n", Body: []byte(guess)}, &a)
+		_, header, _ := strings.Cut(a.head.String(), "X-Echo: ")
+		header, _, _ = strings.Cut(header, "\n")
+		return header + " " + a.body.String(), err
+	}
+	for url, want := range map[string]string{bound: "[secret] [secret]", other: value + " " + value} {
+		if got, err := ask(url, value); got != want || err != nil {
+			t.Errorf("%s: %q, %v, want %q", url, got, err, want)
+		}
+	}
+	for _, url := range []string{bound, other} {
+		right, err := ask(url+"/broken", "sk-012")
+		wrong, err2 := ask(url+"/broken", "sk-013")
+		if err == nil || err2 == nil || right != strings.ReplaceAll(wrong, "3", "2") {
+			t.Errorf("%s: %q (%v) for the beginning of the secret, %q (%v) for another", url, right, err, wrong, err2)
+		}
+	}
+}
+
 // TestCloseEndsWhatIsBeingDialled has a server that takes connections and never
 // speaks TLS with them, and requests that were canceled.
 func TestCloseEndsWhatIsBeingDialled(t *testing.T) {

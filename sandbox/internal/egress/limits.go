@@ -9,6 +9,7 @@ const (
 	MaxHeaderBytes  = 64 << 10 // of a request, and of a response
 	MaxHeaders      = 256      // of a request, and of a response
 	MaxRequestBytes = 8 << 20  // of a request's body
+	MaxBodiesBytes  = 16 << 20 // of the bodies of all requests of one run that were not closed
 	MaxRedirects    = 5
 	WindowBytes     = 256 << 10 // of a response that the guest has not read
 )

@@ -10,8 +10,11 @@ import (
 
 const redacted = "[secret]"
 
-// redactor takes the values of secrets out of text that comes in pieces. It
-// holds back only what may be the beginning of one.
+// redactor takes the values of secrets out of text that comes in pieces. What it
+// holds back until more comes does not depend on what the values are: a guest that
+// has its guesses echoed would else see which of them begin one. It is the text
+// since the last line feed, which no value holds, and no more than the longest value
+// less a byte.
 type redactor struct {
 	values  [][]byte // the longest first; shared
 	longest int
@@ -60,16 +63,19 @@ func (r *redactor) write(piece []byte) []byte {
 // rest is what was held back, at the end.
 func (r *redactor) rest() []byte { return r.clean(true) }
 
-// clean takes values out of what is held and keeps what may go on to one, unless
-// that was all.
+// clean takes values out of what is held and gives all of which it is sure.
 func (r *redactor) clean(all bool) []byte {
+	sure := len(r.held)
+	if !all {
+		sure = max(0, sure-r.longest+1, bytes.LastIndexByte(r.held, '\n')+1)
+	}
 	var out []byte
-	at, begun, next := 0, -1, make([]int, len(r.values)) // where each value is found next
+	at, next := 0, make([]int, len(r.values)) // where each value is found next
 	for i := range next {
 		next[i] = -1
 	}
-	for {
-		found, size := len(r.held), 0
+	for at < sure {
+		found, size := sure, 0
 		for i, v := range r.values {
 			if next[i] < at {
 				next[i] = at + index(r.held[at:], v)
@@ -78,22 +84,14 @@ func (r *redactor) clean(all bool) []byte {
 				found, size = next[i], len(v)
 			}
 		}
-		if begun < at {
-			begun = r.beginning(at)
-		}
-		if !all && begun <= found {
-			out = append(out, r.held[at:begun]...)
-			r.held = append([]byte(nil), r.held[begun:]...)
-			return out
-		}
 		out = append(out, r.held[at:found]...)
-		if size == 0 {
-			r.held = nil
-			return out
+		if size > 0 {
+			out = append(out, redacted...)
 		}
-		out = append(out, redacted...)
 		at = found + size
 	}
+	r.held = append([]byte(nil), r.held[at:]...)
+	return out
 }
 
 // index is where v is in text, or text's length.
@@ -102,19 +100,6 @@ func index(text, v []byte) int {
 		return i
 	}
 	return len(text)
-}
-
-// beginning is where, from at on, something begins that may go on to a value; the
-// end when nothing does.
-func (r *redactor) beginning(at int) int {
-	for i := max(at, len(r.held)-r.longest+1); i < len(r.held); i++ {
-		for _, v := range r.values {
-			if len(v) > len(r.held)-i && bytes.HasPrefix(v, r.held[i:]) {
-				return i
-			}
-		}
-	}
-	return len(r.held)
 }
 
 // text takes values out of a whole text.

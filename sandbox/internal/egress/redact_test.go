@@ -40,15 +40,18 @@ func TestASecretIsTakenOutWhereverItIsSplit(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoSecretComesAtOnce: only what may be the beginning of one is held back.
-func TestWhatIsNoSecretComesAtOnce(t *testing.T) {
+// TestWhatIsHeldBackTellsNothing: a guess that begins a secret is held back as one is
+// that does not, and a whole line never.
+func TestWhatIsHeldBackTellsNothing(t *testing.T) {
 	t.Parallel()
-	r := newRedactor([]Secret{{Value: "sk-abcabcd"}})
-	if got := string(r.write([]byte("data: hello\n\nsk"))); got != "data: hello\n\n" {
-		t.Errorf("write = %q, want all but the last two bytes", got)
-	}
-	if got := string(r.write([]byte("y"))); got != "sky" {
-		t.Errorf("write = %q, want what was held back", got)
+	for text, want := range map[string]string{
+		"data: hello\n\n": "data: hello\n\n", "data: sk-abca\n": "data: sk-abca\n", "sk-abcabc": "", "xk-abcabc": "", "sk-abcabx": "",
+		"0sk-abcabc": "0", "0sk-abcabx": "0", "sk-abcabcd": "[secret]", "line\nsk-abc": "line\n", "line\nsk-xyz": "line\n",
+	} {
+		r := newRedactor([]Secret{{Value: "sk-abcabcd"}})
+		if got := string(r.write([]byte(text))); got != want {
+			t.Errorf("write(%q) = %q, want %q", text, got, want)
+		}
 	}
 }
 

@@ -35,13 +35,14 @@ func (r Request) Valid() *Error {
 	return nil
 }
 
-// dropped are headers that the host sets itself; forbidden are those that would
-// change who is talked to or how.
+// dropped are headers that the host sets itself, and which clients set that know
+// nothing of it; forbidden are those that would change who is talked to or how.
 var (
-	dropped   = map[string]bool{"Accept-Encoding": true, "Content-Length": true}
+	dropped = map[string]bool{
+		"Accept-Encoding": true, "Content-Length": true, "Connection": true, "Keep-Alive": true, "Proxy-Connection": true,
+	}
 	forbidden = map[string]bool{
-		"Host": true, "Connection": true, "Keep-Alive": true, "Transfer-Encoding": true, "Te": true, "Trailer": true,
-		"Upgrade": true, "Expect": true, "Proxy-Authorization": true, "Proxy-Connection": true,
+		"Host": true, "Transfer-Encoding": true, "Te": true, "Trailer": true, "Upgrade": true, "Expect": true, "Proxy-Authorization": true,
 	}
 )
 
@@ -56,10 +57,12 @@ func (p Policy) parse(ctx context.Context, r Request) (req *http.Request, secret
 	switch {
 	case !ok || !httpguts.ValidHeaderFieldName(method):
 		return nil, nil, refuse(ErrnoInvalid, "the first line of the request is not METHOD URL")
-	case method == http.MethodConnect || method == http.MethodTrace:
+	case strings.EqualFold(method, http.MethodConnect), strings.EqualFold(method, http.MethodTrace):
 		return nil, nil, refuse(ErrnoInvalid, "the method %s is not supported", method)
 	case len(address) > MaxURLBytes:
 		return nil, nil, refuse(ErrnoTooBig, "the URL has %d bytes: at most %d", len(address), MaxURLBytes)
+	case strings.ContainsFunc(address, func(r rune) bool { return r <= ' ' || r == 0x7f }):
+		return nil, nil, refuse(ErrnoInvalid, "the URL holds a space or a control character: write it as %%20 and the like")
 	}
 	u, err := url.Parse(address)
 	if err != nil {

@@ -54,7 +54,7 @@ func (s Secret) Valid() error {
 	}
 	for _, h := range s.Headers {
 		if !httpguts.ValidHeaderFieldName(h) || h != strings.ToLower(h) {
-			return fmt.Errorf("its header %q is no header's name in lower case", clip(h))
+			return fmt.Errorf("one of its headers is no header's name in lower case")
 		}
 	}
 	return nil
@@ -79,4 +79,16 @@ func (p Policy) fill(u *url.URL, header, value string) (string, *Error) {
 		return ""
 	})
 	return filled, problem
+}
+
+// redactor takes out of an answer the secrets that any of the hosts may have been
+// sent, in this request or in an earlier one, however it was called. Others are not
+// looked for: their absence would tell that something else is their value.
+func (p Policy) redactor(hosts []*url.URL) *redactor {
+	known := func(s Secret) bool {
+		return slices.ContainsFunc(s.Hosts, func(r protocol.NetworkRule) bool {
+			return slices.ContainsFunc(hosts, func(u *url.URL) bool { return r.Host == strings.ToLower(u.Hostname()) })
+		})
+	}
+	return newRedactor(slices.DeleteFunc(slices.Clone(p.Secrets), func(s Secret) bool { return !known(s) }))
 }
