@@ -10,7 +10,9 @@ import (
 // [Transport]. It is a WASI preview 1 errno.
 type Code int32
 
-// The codes of docs/protocol.md, section 5.
+// The classes of failures.
+//
+// Source: docs/protocol.md, section 5, HTTP.
 const (
 	ErrRequestTooLarge  Code = 1  // URL, headers or body are over their bound
 	ErrConnRefused      Code = 14 // nobody listens there

@@ -27,7 +27,7 @@ func roundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	body, err := requestBody(r, func(f func()) func() bool { return context.AfterFunc(ctx, f) })
+	body, err := requestBody(r)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}

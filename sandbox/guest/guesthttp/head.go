@@ -1,6 +1,7 @@
 package guesthttp
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +20,8 @@ func invalid(format string, args ...any) error {
 	return &Error{ErrInvalidRequest, fmt.Sprintf(format, args...)}
 }
 
-// dropped are headers that are the connection's, which the host has: net/http
-// writes them itself too, or clients set what it does anyway.
+// dropped are the headers of the connection, which is the host's. They are left out
+// rather than refused: clients set them out of habit, and net/http's transport leaves some out too.
 var dropped = []string{
 	"Host", "Content-Length", "Transfer-Encoding", "Trailer", "Te", "Expect", "Connection", "Keep-Alive", "Proxy-Connection",
 }
@@ -40,12 +41,12 @@ func requestHead(r *http.Request) (string, error) {
 	}
 	u := *r.URL
 	u.User, u.Fragment, u.RawFragment = nil, "", "" // a client has made a header of the user
-	var head strings.Builder
-	if address := u.String(); strings.ContainsAny(method+address, " \n") {
+	address := u.String()
+	if strings.ContainsAny(method+address, " \n") {
 		return "", invalid("the method %q or the URL holds a space or a line feed", method)
-	} else {
-		head.WriteString(method + " " + address + "\n")
 	}
+	var head strings.Builder
+	head.WriteString(method + " " + address + "\n")
 	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
 		if slices.Contains(dropped, http.CanonicalHeaderKey(name)) {
 			continue
@@ -62,12 +63,12 @@ func requestHead(r *http.Request) (string, error) {
 
 // requestBody reads a request's body to its end and closes it. A body that does
 // not come is closed when the request is canceled.
-func requestBody(r *http.Request, afterDone func(func()) (stop func() bool)) ([]byte, error) {
+func requestBody(r *http.Request) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil, nil
 	}
 	closed := sync.OnceValue(r.Body.Close)
-	stop := afterDone(func() { _ = closed() }) // told by the read
+	stop := context.AfterFunc(r.Context(), func() { _ = closed() }) // the read tells of it
 	defer stop()
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxRequestBytes+1))
 	if len(body) > maxRequestBytes {

@@ -127,7 +127,7 @@ func TestRequestBody(t *testing.T) {
 		"one that ends badly": {&body{Reader: strings.NewReader("a"), err: broken}, 0, 0, broken, ""},
 	} {
 		r := &http.Request{Body: test.body, ContentLength: test.length}
-		got, err := requestBody(r, func(func()) func() bool { return func() bool { return true } })
+		got, err := requestBody(r)
 		switch {
 		case test.is == nil && test.text == "":
 			if err != nil || len(got) != test.want {
@@ -145,8 +145,7 @@ func TestRequestBody(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		stuck, _ := io.Pipe()
 		cancel()
-		_, err := requestBody(&http.Request{Body: stuck}, func(f func()) func() bool { return context.AfterFunc(ctx, f) })
-		if err == nil {
+		if _, err := requestBody((&http.Request{Body: stuck}).WithContext(ctx)); err == nil {
 			t.Error("requestBody has no error for a body that was closed")
 		}
 	})
