@@ -157,6 +157,8 @@ func (b *Bus) noAnswer(ctx context.Context, subject string) error {
 	return fmt.Errorf("%w: no answer on %s", ErrUnavailable, subject)
 }
 
+// apiFailure translates what the JetStream API answers, and names the init that makes
+// a stream that is not there.
 func (b *Bus) apiFailure(api *jetstream.APIError) error {
 	if api.ErrorCode == codeStreamNotFound {
 		return fmt.Errorf("%w: %s: run `%s`", ErrNotInitialized, api.Description, b.initCommand())
@@ -164,6 +166,7 @@ func (b *Bus) apiFailure(api *jetstream.APIError) error {
 	return apiFailure(api)
 }
 
+// apiFailure is [Bus.apiFailure] of an answer about a stream that is there.
 func apiFailure(api *jetstream.APIError) error {
 	switch api.ErrorCode {
 	case codeNotEnabled, codeNotEnabledAccount:

@@ -209,7 +209,7 @@ func (r *taking) next(ctx context.Context) error {
 	r.timer.Reset(time.Until(r.alarm()))
 	select {
 	case m := <-r.messages:
-		r.draining = r.draining || ctx.Err() != nil // meanwhile
+		r.draining = r.draining || ctx.Err() != nil // the drain may have come with the message
 		r.handle(m)
 	case <-r.taker.freed:
 	case status := <-r.status:
