@@ -3,6 +3,7 @@ package sandbox
 import (
 	"crypto/x509"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -125,15 +126,16 @@ func (r *run) httpSend(c *wasmtimex.Call) bool {
 	case !ok || !ok2:
 		return refuse(egress.ErrnoFault, "the request is not all inside the memory")
 	case len(r.http.open) >= egress.MaxInFlight:
-		return refuse(egress.ErrnoTooMany, "too many requests in flight: at most 16, close one")
-	case len(head) > egress.MaxURLBytes+egress.MaxHeaderBytes || len(body) > egress.MaxRequestBytes:
-		return refuse(egress.ErrnoTooBig, "the request is too large: a head has at most 73728 bytes and a body 8388608")
+		return refuse(egress.ErrnoTooMany, fmt.Sprintf("too many requests in flight: at most %d, close one", egress.MaxInFlight))
+	case len(head) > egress.MaxHeadBytes || len(body) > egress.MaxRequestBytes: // before it is copied
+		return refuse(egress.ErrnoTooBig, fmt.Sprintf("the request is too large: a head has at most %d bytes and a body %d",
+			egress.MaxHeadBytes, egress.MaxRequestBytes))
 	}
 	if r.http.bodies+len(body) > egress.MaxBodiesBytes {
 		return refuse(egress.ErrnoTooMany, "the bodies of the requests in flight have more than 16777216 bytes together: close one")
 	}
 	request := egress.Request{Head: string(head), Body: append([]byte(nil), body...)}
-	if err := request.Valid(); err != nil {
+	if err := request.Validate(); err != nil {
 		return refuse(err.Errno, err.Sentence)
 	}
 	r.http.last++

@@ -149,7 +149,7 @@ func parseSecret(name string, entry *yaml.Node) (sandbox.Secret, error) {
 			return secret, fmt.Errorf("line %d: %w", key.Line, err)
 		}
 	}
-	return secret, secret.Valid()
+	return secret, secret.Validate()
 }
 
 func texts(list *yaml.Node) ([]string, error) {

@@ -150,8 +150,8 @@ func (c *Client) redirect(next *http.Request, via []*http.Request, secret []stri
 		return problem
 	}
 	origin := func(r *http.Request) string { return r.URL.Scheme + "://" + strings.ToLower(r.URL.Host) }
-	other := slices.ContainsFunc(slices.Concat(via, []*http.Request{next}), func(r *http.Request) bool { return origin(r) != origin(via[0]) })
-	if !other {
+	elsewhere := func(r *http.Request) bool { return origin(r) != origin(via[0]) }
+	if !elsewhere(next) && !slices.ContainsFunc(via, elsewhere) {
 		return nil
 	}
 	for _, name := range slices.Concat(credentials, secret) {

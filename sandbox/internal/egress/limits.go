@@ -2,12 +2,15 @@ package egress
 
 import "time"
 
-// The bounds of section 5.
+// The bounds of requests.
+//
+// Source: docs/protocol.md, section 5, HTTP.
 const (
 	MaxInFlight     = 16       // requests of one run that were not closed
 	MaxURLBytes     = 8 << 10  // of a request
 	MaxHeaderBytes  = 64 << 10 // of a request, and of a response
 	MaxHeaders      = 256      // of a request, and of a response
+	MaxHeadBytes    = MaxURLBytes + MaxHeaderBytes
 	MaxRequestBytes = 8 << 20  // of a request's body
 	MaxBodiesBytes  = 16 << 20 // of the bodies of all requests of one run that were not closed
 	MaxRedirects    = 5

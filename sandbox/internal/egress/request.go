@@ -19,12 +19,12 @@ type Request struct {
 	Body []byte
 }
 
-// Valid reports whether a request is within the bounds, before it is sent to
-// whoever makes it.
-func (r Request) Valid() *Error {
+// Validate checks what can be told of a request without a policy: its bounds, and
+// that its head is text.
+func (r Request) Validate() *Error {
 	switch {
-	case len(r.Head) > MaxURLBytes+MaxHeaderBytes:
-		return refuse(ErrnoTooBig, "the head of the request has %d bytes: at most %d", len(r.Head), MaxURLBytes+MaxHeaderBytes)
+	case len(r.Head) > MaxHeadBytes:
+		return refuse(ErrnoTooBig, "the head of the request has %d bytes: at most %d", len(r.Head), MaxHeadBytes)
 	case len(r.Body) > MaxRequestBytes:
 		return refuse(ErrnoTooBig, "the body of the request has %d bytes: at most %d", len(r.Body), MaxRequestBytes)
 	case !utf8.ValidString(r.Head):
@@ -46,10 +46,10 @@ var (
 	}
 )
 
-// parse makes a request that the policy allows. secret are the headers that hold
-// one.
-func (p Policy) parse(ctx context.Context, r Request) (req *http.Request, secret []string, _ *Error) {
-	if problem := r.Valid(); problem != nil {
+// parse makes a request that the policy allows. The names are of its headers that
+// hold a secret.
+func (p Policy) parse(ctx context.Context, r Request) (*http.Request, []string, *Error) {
+	if problem := r.Validate(); problem != nil {
 		return nil, nil, problem
 	}
 	first, rest, _ := strings.Cut(r.Head, "\n")
@@ -71,12 +71,26 @@ func (p Policy) parse(ctx context.Context, r Request) (req *http.Request, secret
 	if problem := p.checkURL(u); problem != nil {
 		return nil, nil, problem
 	}
-	if req, err = http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(r.Body)); err != nil {
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(r.Body))
+	if err != nil {
 		return nil, nil, refuse(ErrnoInvalid, "the request cannot be made: %s", err)
 	}
+	secret, problem := p.setHeaders(req, u, rest)
+	if problem != nil {
+		return nil, nil, problem
+	}
+	if len(r.Head)-len(first) > MaxHeaderBytes {
+		return nil, nil, refuse(ErrnoTooBig, "the headers of the request have more than %d bytes", MaxHeaderBytes)
+	}
+	return req, secret, nil
+}
+
+// setHeaders gives a request to u the headers of some lines, with secrets in the place
+// of references, and gives the names of those that hold one.
+func (p Policy) setHeaders(req *http.Request, u *url.URL, lines string) (secret []string, _ *Error) {
 	req.Header["User-Agent"] = nil // unless the guest has one
 	count := 0
-	for line := range strings.Lines(rest) {
+	for line := range strings.Lines(lines) {
 		line = strings.TrimSuffix(line, "\n")
 		if line == "" {
 			continue
@@ -86,25 +100,22 @@ func (p Policy) parse(ctx context.Context, r Request) (req *http.Request, secret
 		key := textproto.CanonicalMIMEHeaderKey(name)
 		switch count++; {
 		case count > MaxHeaders:
-			return nil, nil, refuse(ErrnoTooBig, "the request has more than %d headers", MaxHeaders)
+			return nil, refuse(ErrnoTooBig, "the request has more than %d headers", MaxHeaders)
 		case !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value):
-			return nil, nil, refuse(ErrnoInvalid, "line %d of the request's head is no header", count+1)
+			return nil, refuse(ErrnoInvalid, "line %d of the request's head is no header", count+1)
 		case forbidden[key]:
-			return nil, nil, refuse(ErrnoInvalid, "the header %s is the host's to set", key)
+			return nil, refuse(ErrnoInvalid, "the header %s is the host's to set", key)
 		case dropped[key]:
 			continue
 		}
 		filled, problem := p.fill(u, key, value)
 		if problem != nil {
-			return nil, nil, problem
+			return nil, problem
 		}
 		if filled != value {
 			secret = append(secret, key)
 		}
 		req.Header[key] = append(req.Header[key], filled)
 	}
-	if len(r.Head)-len(first) > MaxHeaderBytes {
-		return nil, nil, refuse(ErrnoTooBig, "the headers of the request have more than %d bytes", MaxHeaderBytes)
-	}
-	return req, secret, nil
+	return secret, nil
 }

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"regexp"
@@ -33,19 +34,19 @@ const (
 	maxSecretBytes = 8 << 10
 )
 
-// Valid reports a secret that cannot be used. The error does not hold the value.
-func (s Secret) Valid() error {
+// Validate refuses a secret that cannot be used. The error does not hold the value.
+func (s Secret) Validate() error {
 	switch n := len(s.Value); {
 	case n < minSecretBytes || n > maxSecretBytes:
 		return fmt.Errorf("its value has %d bytes: it is %d to %d", n, minSecretBytes, maxSecretBytes)
 	case strings.TrimSpace(s.Value) != s.Value:
-		return fmt.Errorf("its value has white space around it")
+		return errors.New("its value has white space around it")
 	case !httpguts.ValidHeaderFieldValue(s.Value):
-		return fmt.Errorf("its value cannot stand in a header: it holds a control character")
+		return errors.New("its value cannot stand in a header: it holds a control character")
 	case strings.Contains(s.Value, redacted):
 		return fmt.Errorf("its value holds %s, which takes the place of secrets", redacted)
 	case len(s.Hosts) == 0:
-		return fmt.Errorf("it has no hosts: name those that it may be sent to")
+		return errors.New("it has no hosts: name those that it may be sent to")
 	}
 	for _, r := range s.Hosts {
 		if r.Scheme == "" {
