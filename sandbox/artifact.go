@@ -35,8 +35,8 @@ import (
 type artifacts struct {
 	dir string
 	key []byte
-	// components says that components are looked for too. They are files of their
-	// own kind, so that a cache without never finds one.
+	// components says that components are looked for too. They are files of a kind of
+	// their own: who does not look for them finds none, also in a cache that has some.
 	components bool
 }
 

@@ -206,7 +206,8 @@ func (s *childSlot) tell() {
 	}
 }
 
-// listen hears who is to be stopped until the socket is closed.
+// listen hears who is to be stopped, and what requests are answered, until the socket
+// is closed.
 func (s *childSlot) listen() error {
 	for {
 		kind, body, err := s.control.receive()
@@ -214,33 +215,44 @@ func (s *childSlot) listen() error {
 			return err
 		}
 		d := decoder{b: body}
-		number := d.num()
-		s.mu.Lock()
-		switch kind {
+		switch number := d.num(); kind {
 		case msgHTTPHead, msgHTTPBody, msgHTTPDone:
-			current := s.current
-			s.mu.Unlock()
-			if current != nil && current.spec.number == number { // else of a run that is over
-				err = errors.Join(d.err, current.takeHTTP(kind, &d))
-			}
-			if err != nil {
-				return err
-			}
-			continue
-		case msgCancel:
-			s.canceled = max(s.canceled, number)
-		case msgStop:
-			s.stopped = max(s.stopped, number)
+			err = s.answer(number, kind, &d)
 		default:
-			err = fmt.Errorf("%w: it is a %q", errBadMessage, kind)
+			err = s.interrupt(number, kind, &d)
 		}
-		err = errors.Join(err, d.end())
-		s.tell()
-		s.mu.Unlock()
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// answer gives the guest of a run what one of its requests is answered.
+func (s *childSlot) answer(number int64, kind messageKind, d *decoder) error {
+	s.mu.Lock()
+	r := s.current
+	s.mu.Unlock()
+	if r == nil || r.spec.number != number { // that run is over
+		return nil
+	}
+	return errors.Join(d.err, r.takeHTTP(kind, d))
+}
+
+// interrupt cancels or stops the guest of a run, also of one that has not come yet.
+func (s *childSlot) interrupt(number int64, kind messageKind, d *decoder) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	switch kind {
+	case msgCancel:
+		s.canceled = max(s.canceled, number)
+	case msgStop:
+		s.stopped = max(s.stopped, number)
+	default:
+		err = fmt.Errorf("%w: it is a %q", errBadMessage, kind)
+	}
+	s.tell()
+	return errors.Join(err, d.end())
 }
 
 // childRun is one guest in this process.
@@ -249,7 +261,7 @@ type childRun struct {
 	slot   *pipe
 	spec   *remoteSpec
 
-	components bool // they run here
+	components bool // may run here
 
 	ctx    context.Context // of the guest, which outlives the call that made it
 	stop   context.CancelCauseFunc
@@ -273,7 +285,10 @@ func newChildRun(engine *Engine, slot *pipe, spec *remoteSpec) *childRun {
 func (r *childRun) run() Ending {
 	defer r.stop(nil)
 	if r.spec.code.needs.Component {
-		return r.component()
+		if !r.components {
+			return refused(refuseComponent(r.spec.Module))
+		}
+		return r.runComponent()
 	}
 	src := source{path: r.spec.code.Path, digest: r.spec.Digest, code: &r.spec.code}
 	return r.engine.run(r.ctx, src, func(module *compiled) Ending {
@@ -282,14 +297,6 @@ func (r *childRun) run() Ending {
 		defer module.ran.Store(true)
 		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r}).run(module, r.spec.preopens)
 	})
-}
-
-// component runs a component, where that is allowed.
-func (r *childRun) component() Ending {
-	if !r.components {
-		return refused(refuseComponent(r.spec.Module))
-	}
-	return r.runComponent(func() { r.must(r.slot.send(msgStarted, nil)) })
 }
 
 // sayStarted tells the worker at once of a module's first run in this process,

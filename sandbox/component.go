@@ -24,9 +24,8 @@ func newComponents() (*wasmtimex.Components, error) {
 	return components, nil
 }
 
-// runComponent is run in this process for a component. begin is called when
-// nothing is left that could be this host's fault.
-func (r *childRun) runComponent(begin func()) Ending {
+// runComponent is [childRun.run] for a component.
+func (r *childRun) runComponent() Ending {
 	if err := r.spec.code.check(); err != nil {
 		return refused(err)
 	}
@@ -42,7 +41,7 @@ func (r *childRun) runComponent(begin func()) Ending {
 	defer component.Close()
 	r.engine.machines.components.Store(components)
 	defer r.engine.machines.components.Store(nil)
-	begin()
+	r.must(r.slot.send(msgStarted, nil)) // nothing is left that could be this host's fault
 	guest := &componentRun{run: newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r})}
 	return guest.conclude(guest.execute(components, component, r.spec.preopens))
 }
@@ -52,8 +51,9 @@ func (r *childRun) runComponent(begin func()) Ending {
 // guarded by mu from execute on until that returns.
 type componentRun struct {
 	*run
-	mu       sync.Mutex
-	out, err *guestPipe
+	mu sync.Mutex
+	// Set by listen.
+	stdoutPipe, stderrPipe *guestPipe
 }
 
 // execute returns an error when the guest never started.
@@ -74,7 +74,7 @@ func (r *componentRun) execute(components *wasmtimex.Components, component *wasm
 	defer r.watch()() // from here on: a store knows the epoch that it was made in
 	result, err := guest.Instantiate(component, wasmtimex.WASI{
 		Args: r.spec.Args, Env: r.spec.Env, Stdin: r.spec.Stdin, Preopens: preopens,
-		Stdout: r.out.path, Stderr: r.err.path,
+		Stdout: r.stdoutPipe.path, Stderr: r.stderrPipe.path,
 	})
 	if err != nil {
 		return outcome{}, err
@@ -125,24 +125,24 @@ func (r *componentRun) listen() (stop func(), err error) {
 			}
 		}
 	}
-	if r.out, err = newGuestPipe(&r.mu, hear(streamStdout)); err == nil {
-		r.err, err = newGuestPipe(&r.mu, hear(streamStderr))
+	if r.stdoutPipe, err = newGuestPipe(&r.mu, hear(streamStdout)); err == nil {
+		r.stderrPipe, err = newGuestPipe(&r.mu, hear(streamStderr))
 	}
 	if err != nil {
-		if r.out != nil {
-			err = errors.Join(err, r.out.close())
+		if r.stdoutPipe != nil {
+			err = errors.Join(err, r.stdoutPipe.close())
 		}
 		return nil, fmt.Errorf("make the guest's pipes: %w", err)
 	}
 	var readers sync.WaitGroup
-	readers.Go(r.out.follow)
-	readers.Go(r.err.follow)
+	readers.Go(r.stdoutPipe.follow)
+	readers.Go(r.stderrPipe.follow)
 	return func() {
 		r.mu.Lock()
-		r.out.drain()
-		r.err.drain()
+		r.stdoutPipe.drain()
+		r.stderrPipe.drain()
 		r.mu.Unlock()
-		_, _ = r.out.close(), r.err.close() // only pipes, of which all was read
+		_, _ = r.stdoutPipe.close(), r.stderrPipe.close() // only pipes, of which all was read
 		readers.Wait()
 	}, nil
 }
@@ -152,7 +152,7 @@ func (r *componentRun) listen() (stop func(), err error) {
 func (r *componentRun) CallComponent(number int, c *wasmtimex.ComponentCall) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.out.drain()
+	r.stdoutPipe.drain()
 	if r.stop != stopNone {
 		return false
 	}

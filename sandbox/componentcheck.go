@@ -90,7 +90,7 @@ var wasiInterfaces = []string{
 	"wasi:sockets/udp",
 }
 
-// readComponent is [readModule] for what was found to be a component.
+// readComponent is [outlined] for a component, which is compiled as it is.
 func readComponent(path string, binary []byte) (needs, error) {
 	outline, err := checkComponent(path, binary)
 	if err != nil {

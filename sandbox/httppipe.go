@@ -12,6 +12,18 @@ import (
 // which the process always reads. What it answers is bounded by the window of a
 // request: the process acknowledges what its guest has read.
 
+// workerHTTP are the requests of a guest in a process, on the worker's side. The
+// goroutine that called Run uses it.
+type workerHTTP struct {
+	run   *remoteRun
+	make  func() *httpCalls
+	calls *httpCalls // nil before the first
+}
+
+func newWorkerHTTP(ctx context.Context, r *remoteRun) *workerHTTP {
+	return &workerHTTP{run: r, make: func() *httpCalls { return newHTTPCalls(ctx, r.s.cfg.HTTP, r.spec.Network) }}
+}
+
 // take handles a process's message about a request.
 func (h *workerHTTP) take(kind messageKind, body []byte) error {
 	d := decoder{b: body}
@@ -41,18 +53,6 @@ func (h *workerHTTP) take(kind messageKind, body []byte) error {
 		}
 	}
 	return d.end()
-}
-
-// workerHTTP are the requests of a guest in a process, on the worker's side. The
-// goroutine that called Run uses it.
-type workerHTTP struct {
-	run   *remoteRun
-	make  func() *httpCalls
-	calls *httpCalls // nil before the first
-}
-
-func newWorkerHTTP(ctx context.Context, r *remoteRun) *workerHTTP {
-	return &workerHTTP{run: r, make: func() *httpCalls { return newHTTPCalls(ctx, r.s.cfg.HTTP, r.spec.Network) }}
 }
 
 func (h *workerHTTP) close() {

@@ -13,8 +13,9 @@ import (
 	"starling/protocol"
 )
 
-// maxTries bounds how often the first process is started and a run is begun: a process may die before its guest
-// starts, or find that its compiled module was removed.
+// maxTries bounds how often a run is begun, for a process may die before its guest
+// starts, or find that its compiled module was removed; and how often a supervisor's
+// first process is started.
 const maxTries = 3
 
 // Run is [Engine.Run] in a sandbox process. What ends with the process is a

@@ -86,7 +86,8 @@ func refused(err error) Ending {
 	return Ending{Kind: Refused, Err: err, Message: err.Error()}
 }
 
-// run is one guest's run. It is used by the goroutine that called Run alone.
+// run is one guest's run. It is used by the goroutine that called Run alone; for a
+// component see [componentRun].
 type run struct {
 	// ctx is kept because the guest's calls come back through C, which carries
 	// no arguments of ours. It lives as long as the call of Run that made it.
