@@ -25,8 +25,8 @@ var errLapsed = errors.New("the delivery was not renewed in time")
 // download can hold up. It is also the fence: JetStream acks are not fenced, so
 // after an ack wait without a renewal the record decides whether the job is
 // still this worker's. The server's clock runs from the moment it sent the
-// delivery, which nobody here knows: the first renewal is early, and until it is
-// confirmed less than an ack wait counts.
+// delivery, which nobody here knows: the first renewal is early, after ack wait / 8,
+// and until it is confirmed three quarters of an ack wait count.
 //
 // Source: docs/protocol.md, sections 6 (Claim) and 10.
 type hold struct {
@@ -42,7 +42,7 @@ type hold struct {
 
 	start   time.Time
 	renewed atomic.Int64                 // since start, of the last renewal; written by renew
-	lapsed  atomic.Bool                  // an ack wait went by without one: never again false
+	lapsed  atomic.Bool                  // the latest counted no more: never again false
 	checked atomic.Int64                 // since start, of the last look at the record; written by sure
 	claim   atomic.Pointer[broker.Entry] // what is held; nil before the claim
 	gone    atomic.Bool                  // the claim was lost
@@ -117,19 +117,21 @@ func (h *hold) renew(ctx context.Context) {
 // server says yes to a lost job too: one that took longer than what was left of
 // the ack wait may have come too late, and proves nothing.
 func (h *hold) confirmed(began, at time.Time) {
-	if at.Sub(h.start)-time.Duration(h.renewed.Load()) > h.counts() {
+	if !h.counts(at.Sub(h.start)) {
 		h.lapse()
 	}
 	h.renewed.Store(int64(began.Sub(h.start)))
 }
 
-// counts is how long the latest renewal does, or the delivery itself before there
-// was one: that may have been under way for the rest of the ack wait.
-func (h *hold) counts() time.Duration {
-	if h.renewed.Load() == 0 {
-		return h.ackWait * 3 / 4
+// counts reports whether, so long after start, the latest renewal still does: it counts
+// for an ack wait. Before there was one the delivery does, which may have been under way
+// for a quarter of that.
+func (h *hold) counts(at time.Duration) bool {
+	renewed := time.Duration(h.renewed.Load())
+	if renewed == 0 {
+		return at <= h.ackWait*3/4
 	}
-	return h.ackWait
+	return at-renewed <= h.ackWait
 }
 
 func (h *hold) lapse() {
@@ -150,7 +152,7 @@ func (h *hold) sure(ctx context.Context) error {
 	}
 	now := time.Since(h.start)
 	if !h.lapsed.Load() {
-		if now-time.Duration(h.renewed.Load()) <= h.counts() {
+		if h.counts(now) {
 			return nil
 		}
 		h.lapse()
@@ -232,7 +234,7 @@ func (h *hold) give(ctx context.Context, claim *broker.Entry) error {
 func (h *hold) mine() bool {
 	now := time.Since(h.start)
 	if !h.lapsed.Load() {
-		return now-time.Duration(h.renewed.Load()) <= h.counts()
+		return h.counts(now)
 	}
 	looked := time.Duration(h.checked.Load())
 	return looked > 0 && now-looked < h.ackWait/2

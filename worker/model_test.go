@@ -3,7 +3,6 @@ package worker_test
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -20,19 +19,11 @@ const modelKey = "sk-0123456789abcdef"
 // operator's.
 func modelFleet(t *testing.T, model *testenv.ModelServer) (*fleet, *member) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "secrets.yaml")
-	store := fmt.Sprintf("OPENAI_API_KEY:\n  value: %s\n  hosts: [%q]\n  headers: [Authorization]\n", modelKey, model.Origin())
-	if err := os.WriteFile(path, []byte(store), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	secrets, err := worker.ReadSecrets(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := secrets(t, fmt.Sprintf("OPENAI_API_KEY: {value: %s, hosts: [%q], headers: [Authorization]}\n", modelKey, model.Origin()))
 	f := newFleet(t)
 	f.patient(t)
 	m := f.hire(t, func(c *worker.Config) {
-		c.Ceiling.Network, c.Secrets, c.CancelGrace = []string{model.Origin()}, secrets, soon
+		c.Ceiling.Network, c.Secrets, c.CancelGrace = []string{model.Origin()}, store, soon
 	})
 	return f, m
 }
