@@ -42,8 +42,9 @@ var builds sync.Map // string to func() (string, error)
 // GoCapsule builds a Go capsule for WASI preview 1 and returns the path of its
 // wasm file. name is a directory of testenv/testdata/capsules or of
 // sandbox/guest/examples; one with a go.mod is a module of its own, whose
-// dependencies come from the module proxy. A build takes seconds, so what was built before from
-// the same sources is used again, by later runs and by other processes too.
+// dependencies come from the module proxy. A build takes seconds, so what was
+// built before from the same sources is used again, by later runs and by other
+// processes too.
 func GoCapsule(tb testing.TB, name string) string {
 	tb.Helper()
 	build, _ := builds.LoadOrStore(name, sync.OnceValues(func() (string, error) { return buildGoCapsule(name) }))

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync"
 	"testing"
 )
@@ -48,9 +47,9 @@ type ModelRequest struct {
 type ModelServer struct {
 	server *httptest.Server
 
-	mu       sync.Mutex
-	answers  []ModelAnswer // those to come; guarded by mu
-	requests []ModelRequest
+	mu       sync.Mutex     // guards what follows
+	answers  []ModelAnswer  // those to come
+	requests []ModelRequest // those that came
 }
 
 // Model starts a server. It ends with the test, once its callers have gone.
@@ -159,6 +158,3 @@ func (a ModelAnswer) stream(w http.ResponseWriter, asked ModelRequest) {
 	}
 	fmt.Fprint(w, "data: [DONE]\n\n")
 }
-
-// Arguments are the arguments of a call as one JSON text.
-func (c ModelCall) Input() string { return strings.Join(c.Arguments, "") }
