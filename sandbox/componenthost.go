@@ -87,23 +87,11 @@ func (r *run) componentToolCallInputBytes(c *wasmtimex.ComponentCall) bool {
 
 func (r *run) componentEmit(c *wasmtimex.ComponentCall) bool {
 	text, ok := r.componentText(c, 0)
-	if !ok {
-		return true
-	}
-	event, err := protocol.ParseEvent([]byte(text))
-	if err != nil {
-		r.dropped++
-		return true
-	}
-	return r.signal(event, len(text))
+	return !ok || r.signalObject(text)
 }
 
 func (r *run) componentCanceled(c *wasmtimex.ComponentCall) bool {
-	select {
-	case <-r.spec.Canceled:
-		c.Answer = true
-	default:
-	}
+	c.Answer = r.wasCanceled()
 	return true
 }
 

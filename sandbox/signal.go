@@ -50,26 +50,26 @@ func (r *run) toolCallInputBytes(c *wasmtimex.Call) bool {
 
 func (r *run) emitEvent(c *wasmtimex.Call) bool {
 	text, ok := r.text(c, 0)
-	if !ok {
-		return true
-	}
-	event, err := protocol.ParseEvent([]byte(text))
-	if err != nil {
-		r.dropped++
-		return true
-	}
-	return r.signal(event, len(text))
+	return !ok || r.signalObject(text)
 }
 
 // canceled answers 1 once [Spec.Canceled] is closed.
 func (r *run) canceled(c *wasmtimex.Call) bool {
+	answer := uint32(0)
+	if r.wasCanceled() {
+		answer = 1
+	}
+	c.Return(answer)
+	return true
+}
+
+func (r *run) wasCanceled() bool {
 	select {
 	case <-r.spec.Canceled:
-		c.Return(1)
+		return true
 	default:
-		c.Return(0)
+		return false
 	}
-	return true
 }
 
 // text copies the string that arguments i and i+1 point at. One signal carries
@@ -81,6 +81,16 @@ func (r *run) text(c *wasmtimex.Call, i int) (string, bool) {
 		return "", false
 	}
 	return string(b), true
+}
+
+// signalObject signals the event of a JSON object.
+func (r *run) signalObject(text string) bool {
+	event, err := protocol.ParseEvent([]byte(text))
+	if err != nil {
+		r.dropped++
+		return true
+	}
+	return r.signal(event, len(text))
 }
 
 func (r *run) signal(event protocol.Event, size int) bool {
