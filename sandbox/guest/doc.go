@@ -16,7 +16,8 @@
 //
 // The package imports the standard library only, and little of it: a small
 // module compiles quickly. It is for one goroutine at a time, as a guest has one
-// thread.
+// thread, but [Canceled] and [Context] are for all. HTTP requests are made with package
+// guesthttp, which is beside it.
 //
 // Source: docs/protocol.md, section 5.
 package guest
