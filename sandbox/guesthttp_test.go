@@ -19,13 +19,9 @@ import (
 // requestsSpec is the capsule of requests with a task and a grant of one server.
 func requestsSpec(t *testing.T, server *httptest.Server, task string) sandbox.Spec {
 	t.Helper()
-	rule, err := protocol.ParseNetworkRule(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := spec(t, testenv.GoCapsule(t, "requests"))
 	s.Stdin = []byte(task)
-	s.Network = sandbox.Network{Allow: []protocol.NetworkRule{rule}}
+	s.Network = sandbox.Network{Allow: allow(t, server.URL)}
 	return s
 }
 

@@ -38,7 +38,7 @@ const httpImports = `
 	    (i32.store (i32.const 16) (i32.const 65536)) (i32.store (i32.const 20) (local.get $n))
 	    (drop (call $write (i32.const 1) (i32.const 16) (i32.const 1) (i32.const 24))))`
 
-// request is the text at 1024, and a function that sends it.
+// request is a head in the memory at an address, and a function that sends it.
 func request(name string, at int, head string) string {
 	escaped := strings.NewReplacer("\\", "\\\\", "\"", "\\\"", "\n", "\\n", "\r", "\\r").Replace(head)
 	return fmt.Sprintf(`
