@@ -39,12 +39,8 @@ FILE.wasm and DIR are as for starling run.`,
 			if err != nil {
 				return err
 			}
-			check := sandbox.Check
-			if sandbox.IsComponent(capsule.module) {
-				check = sandbox.CheckComponent
-			}
-			if err := check(args[0], capsule.module); err != nil {
-				return &usageError{err}
+			if err := capsule.check(args[0], true); err != nil {
+				return err
 			}
 			if sandbox.IsComponent(capsule.module) {
 				fmt.Fprintf(a.err, "starling: warning: %s is a WASI 0.2 component: workers refuse it unless STARLING_COMPONENTS is on\n", args[0])

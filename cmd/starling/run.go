@@ -14,7 +14,6 @@ import (
 
 	"starling/broker"
 	"starling/protocol"
-	"starling/sandbox"
 )
 
 // runFlags are those of `starling run`.
@@ -127,14 +126,7 @@ func (f *runFlags) check(path string, capsule source, spawner *protocol.Spawner)
 		return &usageError{fmt.Errorf("capsule %s has %d bytes, and at most %d are compiled: build it without debug information, or raise --max-module-bytes (STARLING_MAX_MODULE_BYTES)",
 			path, n, f.sandbox.MaxModuleBytes)}
 	}
-	check := sandbox.Check
-	if f.sandbox.Components == componentsOn && sandbox.IsComponent(capsule.module) {
-		check = sandbox.CheckComponent
-	}
-	if err := check(path, capsule.module); err != nil {
-		return &usageError{err}
-	}
-	return nil
+	return capsule.check(path, f.sandbox.Components == componentsOn)
 }
 
 // startRun starts a fleet of one slot that opens no port.

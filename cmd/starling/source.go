@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"starling/protocol"
+	"starling/sandbox"
 )
 
 const (
@@ -29,6 +30,18 @@ type source struct {
 	manifest protocol.Manifest
 	warnings []string
 	module   []byte
+}
+
+// check refuses a module that cannot run, and a component where components do not.
+func (s source) check(path string, components bool) error {
+	check := sandbox.Check
+	if components && sandbox.IsComponent(s.module) {
+		check = sandbox.CheckComponent
+	}
+	if err := check(path, s.module); err != nil {
+		return &usageError{err}
+	}
+	return nil
 }
 
 // bare says what a capsule without a manifest is called.
