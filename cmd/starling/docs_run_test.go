@@ -125,11 +125,7 @@ func TestCapsulesPageHTTPCapsule(t *testing.T) {
 		fmt.Fprintf(w, "You ask: %s\nI answer.\n", task)
 	}))
 	t.Cleanup(server.Close)
-	secrets := filepath.Join(t.TempDir(), "secrets.yaml")
-	text := fmt.Sprintf("ANSWERS_KEY: {value: sk-0123456789abcdef, hosts: [%q]}\n", server.URL)
-	if err := os.WriteFile(secrets, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	secrets := secretsFile(t, fmt.Sprintf("ANSWERS_KEY: {value: sk-0123456789abcdef, hosts: [%q]}\n", server.URL))
 	dir := pageCapsule(t, "go http", "yaml http", strings.NewReplacer("https://api.example.com", server.URL))
 	got := starling(t, "why?", runArgs(t, "run", dir, "--env", "ANSWERS_URL="+server.URL+"/answers",
 		"--ceiling-network", server.URL, "--secrets", secrets, "--compile-timeout", "10m")...)
@@ -168,11 +164,7 @@ func TestCapsulesPageWATCapsule(t *testing.T) {
 
 func TestConfigurationPageSecretsCanBeRead(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "secrets.yaml")
-	if err := os.WriteFile(path, []byte(blocks(t, "docs/configuration.md", "yaml secrets")[0]), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	store, err := worker.ReadSecrets(path)
+	store, err := worker.ReadSecrets(secretsFile(t, blocks(t, "docs/configuration.md", "yaml secrets")[0]))
 	if err != nil || store.String() != "2 secrets" {
 		t.Errorf("ReadSecrets = %s, %v, want the two of the page", store, err)
 	}

@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,10 +21,7 @@ func TestRunDrivesAModel(t *testing.T) {
 		testenv.ModelAnswer{Text: []string{"6 times 7 ", "is 42."}})
 	manifest := strings.ReplaceAll(readDoc(t, "testenv/testdata/capsules/llm/murmur.yaml"), "https://api.openai.com", model.Origin())
 	dir := capsuleDir(t, testenv.GoCapsule(t, "llm"), manifest)
-	secrets := filepath.Join(t.TempDir(), "secrets.yaml")
-	if err := os.WriteFile(secrets, fmt.Appendf(nil, "OPENAI_API_KEY: {value: %s, hosts: [%q]}\n", key, model.Origin()), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	secrets := secretsFile(t, fmt.Sprintf("OPENAI_API_KEY: {value: %s, hosts: [%q]}\n", key, model.Origin()))
 	got := starling(t, "", runArgs(t, "run", dir, "--task", "What is 6 times 7?", "--env", "OPENAI_BASE_URL="+model.URL(),
 		"--ceiling-network", model.Origin(), "--secrets", secrets, "--compile-timeout", "10m")...)
 	if got.status != exitOK {

@@ -31,10 +31,7 @@ func TestRunMakesRequestsAsGranted(t *testing.T) {
 	t.Cleanup(server.Close)
 	capsule := capsuleDir(t, testenv.WAT(t, "fetch"),
 		"name: fetch\nversion: 1.0.0\ncapabilities:\n  network: {allow: ['"+server.URL+"']}\n  secrets: {allow: [MODEL]}\n")
-	store := filepath.Join(t.TempDir(), "secrets.yaml")
-	if err := os.WriteFile(store, []byte("MODEL:\n  value: "+value+"\n  hosts: ["+server.URL+"]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	store := secretsFile(t, "MODEL:\n  value: "+value+"\n  hosts: ["+server.URL+"]\n")
 	args := func(more ...string) []string {
 		return runArgs(t, append([]string{"run", capsule, "--task", "GET " + server.URL + "/\nX-Api-Key: ${secret:MODEL}\n"}, more...)...)
 	}
@@ -98,10 +95,7 @@ func TestWhatAServerSaysUnaskedIsPrintedNowhere(t *testing.T) {
 	url := "http://" + listener.Addr().String()
 	capsule := capsuleDir(t, testenv.WAT(t, "fetch"),
 		"name: fetch\nversion: 1.0.0\ncapabilities:\n  network: {allow: ['"+url+"']}\n  secrets: {allow: [MODEL]}\n")
-	store := filepath.Join(t.TempDir(), "secrets.yaml")
-	if err := os.WriteFile(store, []byte("MODEL:\n  value: "+value+"\n  hosts: ["+url+"]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	store := secretsFile(t, "MODEL:\n  value: "+value+"\n  hosts: ["+url+"]\n")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -113,4 +107,14 @@ func TestWhatAServerSaysUnaskedIsPrintedNowhere(t *testing.T) {
 	if err != nil || !<-sent || strings.Contains(string(out), value) || strings.Contains(string(out), "Unsolicited") {
 		t.Errorf("%v, and printed:\n%s", err, out)
 	}
+}
+
+// secretsFile is a file of secrets that only its owner may read.
+func secretsFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "secrets.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

@@ -4,12 +4,6 @@ import (
 	"bytes"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-
-	"starling/protocol"
 )
 
 // TestATableCutsWhatIsLongerThanAnythingValid on a terminal alone.
@@ -40,27 +34,4 @@ func TestATableCutsWhatIsLongerThanAnythingValid(t *testing.T) {
 			t.Errorf("%s: row = %q in %d lines, want one harmless line", c.name, got, len(lines)-1)
 		}
 	}
-}
-
-// TestAWorkerThatIsNotHeardOfIsSilent, and one that was heard of lately is not.
-func TestAWorkerThatIsNotHeardOfIsSilent(t *testing.T) {
-	t.Parallel()
-	f := testFleet(t, nil)
-	nc, err := nats.Connect(f.server.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	putWorker(t, js, protocol.WorkerInfo{WorkerID: "wrk_gone", Pool: "default", Host: "h", SeenAt: protocol.NewTime(time.Now().Add(-time.Minute))})
-	got := starling(t, "", "workers", "--url", f.server.ClientURL())
-	for line := range strings.Lines(got.out) {
-		if silent := strings.Contains(line, "silent"); silent != strings.Contains(line, "wrk_gone") {
-			t.Errorf("workers: %s", line)
-		}
-	}
-	contains(t, "workers", got.out, "wrk_gone", string(f.staff.worker.ID()))
 }
