@@ -80,19 +80,16 @@ func (r *componentRun) execute(components *wasmtimex.Components, component *wasm
 		return outcome{}, err
 	}
 	if result.Kind == wasmtimex.Failed && r.stopped() == stopNone && guest.MemoryWanted() == 0 {
-		return outcome{}, refusef("component %s cannot be instantiated: %s: build it for WASI 0.2 (wasm32-wasip2)",
-			r.spec.Module, engineText(result.Text))
+		return outcome{}, refusef("the component cannot be instantiated: %s: build it for WASI 0.2 (wasm32-wasip2)", engineText(result.Text))
 	}
 	if result.Kind == wasmtimex.Returned {
 		if result, err = r.command(guest); err != nil {
 			return outcome{}, err
 		}
 	}
-	o := outcome{result: result}
-	if result.Kind != wasmtimex.Returned {
-		o.memoryWanted = guest.MemoryWanted()
-	}
-	return o, nil
+	// Of a guest too that went on after its memory could not grow, and returned: the
+	// engine has no way to end it there.
+	return outcome{result: result, memoryWanted: guest.MemoryWanted()}, nil
 }
 
 // command calls what the component exports to be run.
@@ -102,7 +99,7 @@ func (r *componentRun) command(guest *wasmtimex.ComponentGuest) (wasmtimex.Resul
 		result, status, ok = guest.Run(murmurRun, false)
 	}
 	if !ok {
-		return result, refusef("component %s exports no function run of wasi:cli/run@0.2 or %s: build it as a command", r.spec.Module, murmurRun)
+		return result, refusef("the component exports no function run of wasi:cli/run@0.2 or %s: build it as a command", murmurRun)
 	}
 	if result.Kind == wasmtimex.Returned && status != 0 {
 		r.mu.Lock()

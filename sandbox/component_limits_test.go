@@ -54,6 +54,11 @@ var hostileComponents = []struct {
 		kind: sandbox.LimitHit, says: "linear memory growth to 10551296 bytes exceeds capabilities.limits.memory_bytes (10485760)",
 	},
 	{
+		name: "memory that does not grow, and no word of it",
+		text: runs("(core module $n (memory 1) (start $f) (func $f (drop (memory.grow (i32.const 1000))))) (core instance (instantiate $n))", "(i32.const 0)"),
+		kind: sandbox.LimitHit, says: "linear memory growth to 65601536 bytes exceeds capabilities.limits.memory_bytes (10485760)",
+	},
+	{
 		name: "the largest memory", text: runs("(core module $n (memory 65536)) (core instance (instantiate $n))", "(i32.const 0)"),
 		kind: sandbox.LimitHit, says: "linear memory growth to 4294967296 bytes exceeds capabilities.limits.memory_bytes (10485760)",
 	},

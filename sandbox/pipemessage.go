@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -247,6 +248,7 @@ func encodeEnding(e *encoder, v *Ending) {
 	e.str(string(v.Limit))
 	e.str(v.Message)
 	e.yes(v.Err != nil)
+	e.yes(errors.Is(v.Err, ErrRefused))
 	e.str(v.Stdout)
 	e.strs(v.StderrTail)
 	e.num(int64(v.Duration))
@@ -255,14 +257,18 @@ func encodeEnding(e *encoder, v *Ending) {
 	e.num(v.SignalsDropped)
 }
 
-// decodeEnding reads an ending. Of a refusal's error only the text comes through:
-// everything that is the capsule's fault was refused before.
+// decodeEnding reads an ending. Of a refusal's error the text comes through, and
+// whether it is the capsule's fault: of a component that shows only when it runs.
 func decodeEnding(body []byte) (Ending, error) {
 	d := decoder{b: body}
 	v := Ending{
 		Kind: EndingKind(d.num()), Status: int(d.num()), Trap: d.str(), Limit: Limit(d.str()), Message: d.str(),
 	}
-	if d.yes() {
+	failed, capsules := d.yes(), d.yes()
+	switch {
+	case failed && capsules:
+		v.Err = refusal(v.Message)
+	case failed:
 		v.Err = fmt.Errorf("sandbox process: %s", v.Message)
 	}
 	v.Stdout, v.StderrTail, v.Duration = d.str(), d.strs(), time.Duration(d.num())

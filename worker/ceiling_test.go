@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"strings"
 	"testing"
 
 	"starling/protocol"
@@ -17,7 +18,7 @@ func TestNetworkCeiling(t *testing.T) {
 		"a public host":               {asked: []string{"api.example.com"}},
 		"a public host of the list":   {asked: []string{"https://api.example.com"}, ceiling: []string{"api.example.com"}},
 		"loopback that is listed":     {asked: []string{"http://127.0.0.1:8080"}, ceiling: []string{"127.0.0.1:8080"}},
-		"loopback that is not listed": {asked: []string{"127.0.0.1:8080"}, want: "capabilities.network.allow asks for 127.0.0.1:8080 and the operator's ceiling is every public host"},
+		"loopback that is not listed": {asked: []string{"127.0.0.1:8080"}, want: "capabilities.network.allow asks for 127.0.0.1:8080 and the operator's ceiling is every public host: others are for STARLING_CEILING_NETWORK to list"},
 		"another host":                {asked: []string{"b.example"}, ceiling: []string{"a.example"}, want: "capabilities.network.allow asks for b.example and the operator's ceiling is a.example"},
 		"more ports than the list":    {asked: []string{"a.example"}, ceiling: []string{"https://a.example"}, want: "capabilities.network.allow asks for a.example and the operator's ceiling is https://a.example"},
 	} {
@@ -28,5 +29,16 @@ func TestNetworkCeiling(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
+	}
+}
+
+// TestACeilingThatIsNoRuleIsAnErrorAtTheStart: it would refuse every task that asks
+// for that host.
+func TestACeilingThatIsNoRuleIsAnErrorAtTheStart(t *testing.T) {
+	t.Parallel()
+	c := Config{WorkRoot: "/w", CacheDir: "/c", Ceiling: Ceiling{Network: []string{"a.example", "*.b.example"}}}
+	err := c.Validate()
+	if err == nil || !strings.Contains(err.Error(), `STARLING_CEILING_NETWORK): "*.b.example" is no network rule`) || strings.Contains(err.Error(), `"a.example"`) {
+		t.Errorf("Validate() = %v, want the rule that is none", err)
 	}
 }

@@ -86,5 +86,10 @@ func (c *Config) Validate() error {
 			bad("%s is %q: it is an absolute path", name, dir)
 		}
 	}
+	for _, entry := range c.Ceiling.Network {
+		if _, err := protocol.ParseNetworkRule(entry); err != nil {
+			bad("network ceiling (STARLING_CEILING_NETWORK): %w", err)
+		}
+	}
 	return errors.Join(problems...)
 }

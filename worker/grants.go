@@ -87,7 +87,7 @@ func (c Ceiling) checkNetwork(n protocol.Network) error {
 		public := err != nil || sandbox.PublicAddress(address)
 		if (len(c.Network) > 0 || !public) && !(protocol.Network{Allow: c.Network}).Covers(entry) {
 			return &refusal{fmt.Sprintf("capabilities.network.allow asks for %s and the operator's ceiling is %s",
-				entry, cmp.Or(strings.Join(c.Network, ", "), "every public host"))}
+				entry, cmp.Or(strings.Join(c.Network, ", "), "every public host: others are for STARLING_CEILING_NETWORK to list"))}
 		}
 	}
 	return nil

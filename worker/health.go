@@ -27,19 +27,29 @@ func (w *Worker) Ready() error {
 
 // hostFault is why the latest attempt could not be started on this host. It is safe
 // for concurrent use; the zero value is a host without a fault.
-type hostFault struct{ latest atomic.Pointer[error] }
+type hostFault struct{ latest atomic.Pointer[fault] }
+
+type fault struct {
+	err error
+	at  time.Time
+}
+
+// faultCounts is how long a fault makes a worker that is given nothing more not
+// ready: the host may be well by then, and only a task shows it.
+const faultCounts = 5 * time.Minute
 
 // set notes a fault, or nil: a guest has run.
 func (f *hostFault) set(err error) {
-	if err != nil {
-		err = fmt.Errorf("this host could not start its latest task: %w", err)
+	if err == nil {
+		f.latest.Store(nil)
+		return
 	}
-	f.latest.Store(&err)
+	f.latest.Store(&fault{fmt.Errorf("this host could not start its latest task: %w", err), time.Now()})
 }
 
 func (f *hostFault) get() error {
-	if err := f.latest.Load(); err != nil {
-		return *err
+	if latest := f.latest.Load(); latest != nil && time.Since(latest.at) < faultCounts {
+		return latest.err
 	}
 	return nil
 }
