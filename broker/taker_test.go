@@ -15,7 +15,8 @@ import (
 
 func TestTakesUserBeforePeerBeforeBackgroundAndFirstInFirstOut(t *testing.T) {
 	t.Parallel()
-	b, _ := initialized(t)
+	b, s := initialized(t)
+	js := raw(t, s.URL())
 	var want []protocol.TaskID
 	lanes := []protocol.Origin{protocol.OriginUser, protocol.OriginPeer, protocol.OriginEvent}
 	perLane := make([][]protocol.TaskID, len(lanes))
@@ -29,6 +30,16 @@ func TestTakesUserBeforePeerBeforeBackgroundAndFirstInFirstOut(t *testing.T) {
 	}
 	for _, tasks := range perLane {
 		want = append(want, tasks...)
+	}
+	// A lane's consumer hears of a job a moment after its publisher does.
+	for i, lane := range protocol.Lanes() {
+		testenv.Eventually(t, within, func() error {
+			consumer, err := js.Consumer(t.Context(), jobsStream, protocol.LaneConsumer(protocol.DefaultPool, lane))
+			if err == nil && consumer.CachedInfo().NumPending != uint64(len(perLane[i])) {
+				err = fmt.Errorf("lane %s knows of %d jobs", lane, consumer.CachedInfo().NumPending)
+			}
+			return err
+		})
 	}
 	w := take(t, b, broker.TakerConfig{Slots: 1})
 	for i, task := range want {

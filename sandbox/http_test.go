@@ -146,7 +146,7 @@ func answers(t *testing.T) http.Handler {
 	mux.HandleFunc("/wide", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X", strings.Repeat("x", 128<<10)) })
 	mux.HandleFunc("/short", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "100")
-		_, _ = io.WriteString(w, "not all")
+		_, _ = io.WriteString(w, "all of a line\nand less of another")
 	})
 	mux.HandleFunc("/nonsense", func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
@@ -240,7 +240,7 @@ func TestAGuestsRequests(t *testing.T) {
 		{"https by name", "GET https://example.com" + port(secure) + "/headers\n", "GET /headers"},
 		{"another's certificate", "GET https://wrong.test" + port(secure) + "/\n", "certificate is valid for example.com"},
 		{"http to https", "GET http://127.0.0.1" + port(secure) + "/\n", "is not granted"},
-		{"a body that ends early", get("/short"), "not allthe response cannot be read: unexpected EOF"},
+		{"a body that ends early", get("/short"), "all of a line\nthe response cannot be read: unexpected EOF"},
 		{"an endless body", get("/endless"), "the response has more than 4194304 bytes"},
 		{"a bomb", get("/bomb"), "the response has more than 4194304 bytes"},
 		{"a packed body", get("/packed"), "\nunpacked"},
