@@ -79,6 +79,7 @@ func TestZombies(t *testing.T) {
 					z.await(t)
 					if !before(step, "guest running") {
 						s.renewed(t, job)
+						s.heard(t, job)
 					}
 					z.away()
 					next := s.hire(t, s.url, pool, c.held)
@@ -123,6 +124,14 @@ func (s *site) mark(t *testing.T, job protocol.Job) protocol.DeliveryMark {
 func (s *site) renewed(t *testing.T, job protocol.Job) {
 	t.Helper()
 	testenv.EventuallyTrue(t, crashSoon, "renewed", func() bool { return len(s.acks.of(s.mark(t, job))) > 0 })
+}
+
+// heard waits until the guest's first frames are stored: its turn, and its text. What
+// its worker's client still had to write when it is stopped would be said, in time,
+// when it is back.
+func (s *site) heard(t *testing.T, job protocol.Job) {
+	t.Helper()
+	testenv.EventuallyTrue(t, crashSoon, "heard", func() bool { return len(s.frames(t, job)) >= 2 })
 }
 
 // silent: since the first frames and acks the zombie said nothing.
