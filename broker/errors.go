@@ -177,6 +177,11 @@ func apiFailure(api *jetstream.APIError) error {
 	return fmt.Errorf("%w: %s (%d)", ErrRefused, api.Description, api.ErrorCode)
 }
 
+// noStream is the error of a namespace without one of its streams.
+func (b *Bus) noStream(name string) error {
+	return fmt.Errorf("%w: there is no stream %s: run `%s`", ErrNotInitialized, name, b.initCommand())
+}
+
 // initCommand is the command that makes what this bus's namespace lacks.
 func (b *Bus) initCommand() string {
 	if b.ns == protocol.DefaultNamespace {

@@ -3,7 +3,6 @@ package broker
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -21,7 +20,7 @@ func (b *Bus) QueuedJobs(ctx context.Context) (map[protocol.TaskID]bool, error) 
 		defer done()
 		stream, err := b.js.Stream(ctx, name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			return fmt.Errorf("%w: there is no stream %s: run `%s`", ErrNotInitialized, name, b.initCommand())
+			return b.noStream(name)
 		}
 		if err != nil {
 			return b.failure(ctx, subject, err)

@@ -88,7 +88,7 @@ func (b *Bus) absent(ctx context.Context, stream string) error {
 	case err == nil:
 		return fmt.Errorf("%w: stream %s has no leader now", ErrUnavailable, stream)
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return fmt.Errorf("%w: there is no stream %s: run `%s`", ErrNotInitialized, stream, b.initCommand())
+		return b.noStream(stream)
 	case errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
 		return fmt.Errorf("%w: nobody answers on %s: start the server with -js", ErrNoJetStream, subject)
 	case errors.Is(err, ErrUnavailable):

@@ -221,7 +221,7 @@ func (b *Bus) streamInfo(ctx context.Context, name string) (*jetstream.StreamInf
 		defer done()
 		stream, err := b.js.Stream(ctx, name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			return fmt.Errorf("%w: there is no stream %s: run `%s`", ErrNotInitialized, name, b.initCommand())
+			return b.noStream(name)
 		}
 		if err != nil {
 			return b.failure(ctx, "$JS.API.STREAM.INFO."+name, err)

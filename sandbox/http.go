@@ -130,9 +130,9 @@ func (r *run) httpSend(c *wasmtimex.Call) bool {
 	case len(head) > egress.MaxHeadBytes || len(body) > egress.MaxRequestBytes: // before it is copied
 		return refuse(egress.ErrnoTooBig, fmt.Sprintf("the request is too large: a head has at most %d bytes and a body %d",
 			egress.MaxHeadBytes, egress.MaxRequestBytes))
-	}
-	if r.http.bodies+len(body) > egress.MaxBodiesBytes {
-		return refuse(egress.ErrnoTooMany, "the bodies of the requests in flight have more than 16777216 bytes together: close one")
+	case r.http.bodies+len(body) > egress.MaxBodiesBytes:
+		return refuse(egress.ErrnoTooMany, fmt.Sprintf("the bodies of the requests in flight have more than %d bytes together: close one",
+			egress.MaxBodiesBytes))
 	}
 	request := egress.Request{Head: string(head), Body: append([]byte(nil), body...)}
 	if err := request.Validate(); err != nil {

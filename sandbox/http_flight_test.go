@@ -24,12 +24,14 @@ import (
 func TestHostileRequests(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // until then it is not told that the guest is gone
 		_, _ = io.WriteString(w, "body")
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	}))
 	t.Cleanup(server.Close)
 	const sent = `(drop (call $good)) (i32.store (i32.const 0) (i32.const 1)) (drop (call $wait (i32.const 0) (i32.const 1) (i64.const -1)))`
+	const large = `(drop (call $send (i32.const 1024) (i32.load (i32.const 40)) (i32.const 0) (i32.const 0x800000)))`
 	tests := []struct {
 		name, before, call string
 		errno              int
@@ -66,6 +68,8 @@ func TestHostileRequests(t *testing.T) {
 		{"use what was closed", sent + `(drop (call $close (i32.const 1)))`, `(call $read (i32.const 1) (i32.const 0) (i32.const 8))`, 8},
 		{"17 in flight", `(local $n i32) (loop $l (drop (call $good)) (local.set $n (i32.add (local.get $n) (i32.const 1)))
 		  (br_if $l (i32.lt_u (local.get $n) (i32.const 16))))`, `(call $good)`, 33},
+		{"bodies of 24 MiB", large + large, large[len("(drop ") : len(large)-1], 33},
+		{"bodies of 24 MiB, of which one was closed", large + large + `(drop (call $close (i32.const 1)))` + large, `(call $close (i32.const 1))`, 8},
 		{"a thousand one after the other", `(local $n i32) (loop $l (drop (call $close (call $good)))
 		  (local.set $n (i32.add (local.get $n) (i32.const 1))) (br_if $l (i32.lt_u (local.get $n) (i32.const 1000))))`, `(call $close (i32.const 1))`, 8},
 	}

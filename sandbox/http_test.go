@@ -214,6 +214,8 @@ func TestAGuestsRequests(t *testing.T) {
 		{"no URL", "GET ://\n", "the URL cannot be read"},
 		{"no method", server.URL + "\n", "is not METHOD URL"},
 		{"a tunnel", "CONNECT " + server.URL + "\n", "the method CONNECT is not supported"},
+		{"a tunnel, in lower case", "connect " + server.URL + "\n", "the method connect is not supported"},
+		{"a request line of its own", get("/headers?a HTTP/1.0"), "the URL holds a space or a control character: write it as %20"},
 		{"a long URL", get("/" + strings.Repeat("x", 9000)), "the URL has 9"},
 		{"many headers", get("/", strings.Repeat("A: b\n", 300)), "the request has more than 256 headers"},
 		{"a carriage return", get("/", "A: b\rX: c"), "holds a NUL or a carriage return"},

@@ -62,6 +62,9 @@ func TestTreeBytesOfEndlessFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := os.Truncate(path, math.MaxInt64); err != nil {
+			if os.Getenv("CI") != "" {
+				t.Fatalf("no file system here takes such a length, and CI's has to: %s", err)
+			}
 			t.Skipf("no file system here takes such a length: %s", err)
 		}
 	}

@@ -34,7 +34,7 @@ const maxSecretsBytes = 1 << 20
 // ReadSecrets reads a store: a YAML file of names, each with value, hosts, and
 // headers if it is for some only. It is refused when anybody but its owner can read
 // it, or when that is neither this user nor root. No error holds anything that the
-// file says but names of secrets.
+// file says but names of secrets, and a host that lacks its scheme.
 func ReadSecrets(path string) (Secrets, error) {
 	text, err := readPrivate(path)
 	if err != nil {

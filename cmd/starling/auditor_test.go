@@ -54,15 +54,7 @@ func TestTheAuditSeesWhatIsWrong(t *testing.T) {
 	}
 	expect("nothing is wrong", nil)
 
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := jetStream(t, url)
 	tasks, err := js.Stream(t.Context(), "STARLING_TASKS")
 	if err != nil {
 		t.Fatal(err)

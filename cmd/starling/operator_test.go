@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-
 	"starling/protocol"
 	"starling/testenv"
 )
@@ -117,15 +114,7 @@ func TestStatsOfJobsThatWait(t *testing.T) {
 func TestAWorkerThatIsNotHeardOfIsSilent(t *testing.T) {
 	t.Parallel()
 	f := testFleet(t, nil)
-	nc, err := nats.Connect(f.server.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := jetStream(t, f.server.ClientURL())
 	putWorker(t, js, protocol.WorkerInfo{WorkerID: "wrk_gone", Pool: "default", Host: "h", SeenAt: protocol.NewTime(time.Now().Add(-time.Minute))})
 	got := starling(t, "", "workers", "--url", f.server.ClientURL())
 	for line := range strings.Lines(got.out) {

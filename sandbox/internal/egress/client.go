@@ -84,14 +84,14 @@ func (c *Client) Do(ctx context.Context, r Request, sink Sink) error {
 	if problem != nil {
 		return problem
 	}
-	asked := &asked{urls: []*url.URL{req.URL}, secret: secret}
-	if err := c.do(ctx, cancel, req, asked, sink); err != nil {
+	origin := &asked{urls: []*url.URL{req.URL}, secret: secret}
+	if err := c.do(ctx, cancel, req, origin, sink); err != nil {
 		var sunk *sinkError
 		if errors.As(err, &sunk) {
 			return sunk.err
 		}
 		e := *classify(ctx, err)
-		e.Sentence = clip(c.policy.redactor(asked.urls).text(e.Sentence))
+		e.Sentence = clip(c.policy.redactor(origin.urls).text(e.Sentence))
 		return &e
 	}
 	return nil
@@ -108,11 +108,11 @@ type asked struct {
 	secret []string   // the headers that hold a secret
 }
 
-func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *http.Request, asked *asked, sink Sink) error {
+func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *http.Request, origin *asked, sink Sink) error {
 	l := c.cfg.Limits
 	client := http.Client{Transport: c.transport, CheckRedirect: func(next *http.Request, via []*http.Request) error {
-		asked.urls = append(asked.urls, next.URL)
-		return c.redirect(next, via, asked.secret)
+		origin.urls = append(origin.urls, next.URL)
+		return c.redirect(next, via, origin.secret)
 	}}
 	head := time.AfterFunc(l.Head, func() {
 		cancel(refuse(ErrnoTimedOut, "no response came within %s", l.Head))
@@ -126,7 +126,7 @@ func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *ht
 		return err
 	}
 	defer func() { _ = response.Body.Close() }() // what it has is read
-	clean := c.policy.redactor(asked.urls)
+	clean := c.policy.redactor(origin.urls)
 	text, problem := c.head(response, clean)
 	if problem != nil {
 		return problem

@@ -1,4 +1,5 @@
 #include "component.h"
+#include "engine.h"
 #include "_cgo_export.h"
 
 #include <stdlib.h>
@@ -7,10 +8,6 @@
 
 typedef struct { size_t size; void **data; } wasm_frame_vec_t;
 extern void wasm_frame_vec_delete(wasm_frame_vec_t *);
-extern void wasm_byte_vec_delete(wasm_byte_vec_t *);
-extern wasmtime_error_t *wasmtime_error_new(const char *text);
-extern void wasmtime_error_message(const wasmtime_error_t *, wasm_byte_vec_t *out);
-extern void wasmtime_error_delete(wasmtime_error_t *);
 extern bool wasmtime_error_exit_status(const wasmtime_error_t *, int *status);
 extern void wasmtime_error_wasm_trace(const wasmtime_error_t *, wasm_frame_vec_t *out);
 
@@ -19,18 +16,6 @@ extern void wasmtime_config_memory_init_cow_set(wasm_config_t *, bool);
 extern bool wasi_config_set_stdout_file(wasi_config_t *, const char *path);
 extern bool wasi_config_set_stderr_file(wasi_config_t *, const char *path);
 
-extern wasmtime_store_t *wasmtime_store_new(wasm_engine_t *, void *data, void (*finalizer)(void *));
-extern void wasmtime_store_delete(wasmtime_store_t *);
-extern wasmtime_context_t *wasmtime_store_context(wasmtime_store_t *);
-extern void wasmtime_store_limiter(wasmtime_store_t *, int64_t memory, int64_t elements, int64_t instances,
-                                   int64_t tables, int64_t memories);
-extern void wasmtime_store_epoch_deadline_callback(
-    wasmtime_store_t *,
-    wasmtime_error_t *(*callback)(wasmtime_context_t *, void *data, uint64_t *delta, uint8_t *kind), void *data,
-    void (*finalizer)(void *));
-extern void wasmtime_context_set_epoch_deadline(wasmtime_context_t *, uint64_t ticks);
-extern void *wasmtime_context_get_data(const wasmtime_context_t *);
-extern wasmtime_error_t *wasmtime_context_set_wasi(wasmtime_context_t *, wasi_config_t *);
 
 typedef wasmtime_error_t *(*component_callback)(void *env, wasmtime_context_t *, const void *type,
                                                 wasmtime_component_val_t *args, size_t nargs,
@@ -67,17 +52,6 @@ extern wasmtime_error_t *wasmtime_component_func_call(const wasmtime_component_f
                                                       wasmtime_component_val_t *results, size_t nresults);
 extern wasmtime_error_t *wasmtime_component_func_post_return(const wasmtime_component_func_t *, wasmtime_context_t *);
 extern void wasmtime_component_val_delete(wasmtime_component_val_t *);
-
-static char *error_text(wasmtime_error_t *error) {
-  wasm_byte_vec_t text;
-  if (error == NULL) return NULL;
-  wasmtime_error_message(error, &text);
-  char *copy = calloc(1, text.size + 1);
-  if (copy != NULL) memcpy(copy, text.data, text.size);
-  wasm_byte_vec_delete(&text);
-  wasmtime_error_delete(error);
-  return copy;
-}
 
 // A linear memory: guard, the bytes in use, the rest of what is reserved, guard.
 // All but the bytes in use cannot be touched.

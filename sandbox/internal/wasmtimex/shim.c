@@ -1,5 +1,5 @@
 #include "_cgo_export.h"
-#include "shim.h"
+#include "engine.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -32,14 +32,10 @@ extern void wasm_valtype_vec_new(wasm_valtype_vec_t *out, size_t n, wasm_valtype
 extern wasm_functype_t *wasm_functype_new(wasm_valtype_vec_t *params, wasm_valtype_vec_t *results);
 extern void wasm_functype_delete(wasm_functype_t *);
 extern void wasm_byte_vec_new(wasm_byte_vec_t *out, size_t n, const char *bytes);
-extern void wasm_byte_vec_delete(wasm_byte_vec_t *);
 extern void wasm_trap_message(const wasm_trap_t *, wasm_byte_vec_t *out);
 extern void wasm_trap_delete(wasm_trap_t *);
 extern bool wasmtime_trap_code(const wasm_trap_t *, uint8_t *code);
 extern wasm_trap_t *wasmtime_trap_new(const char *text, size_t n);
-extern wasmtime_error_t *wasmtime_error_new(const char *text);
-extern void wasmtime_error_message(const wasmtime_error_t *, wasm_byte_vec_t *out);
-extern void wasmtime_error_delete(wasmtime_error_t *);
 
 extern wasmtime_linker_t *wasmtime_linker_new(wasm_engine_t *);
 extern void wasmtime_linker_delete(wasmtime_linker_t *);
@@ -68,18 +64,6 @@ extern bool wasi_config_set_env(wasi_config_t *, size_t envc, const char *names[
 extern void wasi_config_set_stdin_bytes(wasi_config_t *, wasm_byte_vec_t *);
 extern bool wasi_config_preopen_dir(wasi_config_t *, const char *host, const char *guest, size_t dir, size_t file);
 
-extern wasmtime_store_t *wasmtime_store_new(wasm_engine_t *, void *data, void (*finalizer)(void *));
-extern void wasmtime_store_delete(wasmtime_store_t *);
-extern wasmtime_context_t *wasmtime_store_context(wasmtime_store_t *);
-extern void wasmtime_store_limiter(wasmtime_store_t *, int64_t memory, int64_t elements, int64_t instances,
-                                   int64_t tables, int64_t memories);
-extern void wasmtime_store_epoch_deadline_callback(
-    wasmtime_store_t *,
-    wasmtime_error_t *(*callback)(wasmtime_context_t *, void *data, uint64_t *delta, uint8_t *kind), void *data,
-    void (*finalizer)(void *));
-extern void wasmtime_context_set_epoch_deadline(wasmtime_context_t *, uint64_t ticks);
-extern void *wasmtime_context_get_data(const wasmtime_context_t *);
-extern wasmtime_error_t *wasmtime_context_set_wasi(wasmtime_context_t *, wasi_config_t *);
 extern wasmtime_context_t *wasmtime_caller_context(wasmtime_caller_t *);
 extern bool wasmtime_caller_export_get(wasmtime_caller_t *, const char *name, size_t name_len, wasmtime_extern_t *out);
 extern uint8_t *wasmtime_memory_data(const wasmtime_context_t *, const wasmtime_memory_t *);
@@ -91,7 +75,7 @@ extern wasmtime_error_t *wasmtime_func_call(wasmtime_context_t *, const wasmtime
 extern wasmtime_error_t *wasmtime_func_call_unchecked(wasmtime_context_t *, const wasmtime_func_t *,
                                                       wasmtime_val_raw_t *args, size_t n, wasm_trap_t **trap);
 
-static char *error_text(wasmtime_error_t *error) {
+char *error_text(wasmtime_error_t *error) {
   wasm_byte_vec_t text;
   if (error == NULL) return NULL;
   wasmtime_error_message(error, &text);
