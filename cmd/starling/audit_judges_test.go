@@ -73,6 +73,13 @@ func TestTheAuditJudges(t *testing.T) {
 			do(a)
 		}
 	}
+	killed := func(after, lost time.Duration, do func(*auditor)) func(*auditor) {
+		return func(a *auditor) {
+			a.deliversAgain("a server was lost", at.Add(lost), at.Add(lost+time.Second))
+			a.died("w0", at.Add(after))
+			do(a)
+		}
+	}
 	for name, c := range map[string]struct {
 		do   func(*auditor)
 		want string // one count that is wrong; "": none
@@ -102,6 +109,10 @@ func TestTheAuditJudges(t *testing.T) {
 		"a hole that another wrote the end of": {framed(func(f *taskFrames) { f.end.Seq = 0; delete(f.attempts[1].seqs, 1) }), ""},
 		"a lost worker's attempt":              {stalled(-time.Second, time.Second, again(lostW0, func(*attemptFrames) {})), ""},
 		"a lost worker's attempt, in health":   {again(lostW0, func(*attemptFrames) {}), unreasoned},
+		"lost with a server, then killed":      {killed(time.Second, -time.Second, again(lostW0, func(*attemptFrames) {})), ""},
+		"lost with a server, killed later":     {killed(time.Minute, -time.Second, again(lostW0, func(*attemptFrames) {})), unreasoned},
+		"lost long after a server, killed":     {killed(time.Second, -time.Minute, again(lostW0, func(*attemptFrames) {})), unreasoned},
+		"lost before a server, killed":         {killed(time.Second, time.Second, again(lostW0, func(*attemptFrames) {})), unreasoned},
 		"a lost worker's hole":                 {stalled(-time.Second, time.Second, again(lostW0, func(f *attemptFrames) { delete(f.seqs, 45) })), ""},
 		"a lost worker's hole, too far back":   {stalled(-time.Second, time.Second, again(lostW0, func(f *attemptFrames) { delete(f.seqs, 44) })), holes},
 		"a hole in what was given back":        {again("attempt 2: worker w0 gave the task back", func(f *attemptFrames) { delete(f.seqs, 299) }), holes},

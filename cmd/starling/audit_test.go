@@ -27,7 +27,10 @@ type auditor struct {
 	book   func() []bookedPost            // what the doors were told; nil: door took all it got
 	faults map[protocol.WorkerID][]misery // of workers that may lose a task, or tell a parent twice
 	pauses map[protocol.WorkerID][]misery // of workers that may tell a parent twice for that alone
-	closed string                         // why the door may not have heard; "": it has
+	killed map[protocol.WorkerID]time.Time
+	// redeliveries are when the bus may deliver a job of a live worker again.
+	redeliveries []misery
+	closed       string // why the door may not have heard; "": it has
 	// unheard is why the door of a job that no post reached did not hear; nil: nothing excuses it.
 	unheard func(protocol.Job, protocol.Record) string
 	// fits is what is wrong with the outcome of a job and with what its last attempt said; nil: not asked.
@@ -105,6 +108,20 @@ func (a *auditor) paused(worker string, from, to time.Time) {
 	}
 	id := protocol.WorkerID(worker)
 	a.pauses[id] = append(a.pauses[id], misery{"it stood still longer than it waits for an answer", from, to})
+}
+
+// died says that a worker was killed.
+func (a *auditor) died(worker string, at time.Time) {
+	if a.killed == nil {
+		a.killed = make(map[protocol.WorkerID]time.Time)
+	}
+	a.killed[protocol.WorkerID(worker)] = at
+}
+
+// deliversAgain says that the bus may have delivered jobs of live workers again
+// between from and to.
+func (a *auditor) deliversAgain(why string, from, to time.Time) {
+	a.redeliveries = append(a.redeliveries, misery{why, from, to})
 }
 
 // check audits, prints the table and fails the test on what is wrong.
@@ -236,7 +253,26 @@ func (a *auditor) why(job protocol.Job, worker protocol.WorkerID, from, to time.
 	if a.known[job.DelegationID] {
 		return "it could not be renewed in time"
 	}
+	// Acks are not fenced, so a worker learns that its job was delivered again when it
+	// writes the record, unless it is killed before.
+	if killed, ok := a.killed[worker]; ok && !killed.Before(to) && killed.Sub(to) < unaware {
+		for _, m := range a.redeliveries {
+			if !m.from.After(to) && !m.to.Before(latest(from, to.Add(-unaware))) {
+				return m.why + ", and it was killed before it knew"
+			}
+		}
+	}
 	return ""
+}
+
+// unaware is how long a worker may not know that it lost a job: as long as guests run.
+const unaware = 20 * time.Second
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // table is all counts, what must be 0 among them.

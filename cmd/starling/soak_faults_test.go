@@ -174,6 +174,8 @@ func (s *soak) kill(st *seat, last float64) {
 	from := time.Now()
 	st.ending = true
 	st.worker.kill(s.t)
+	st.ended("killed")
+	s.audit.died(st.id, time.Now())
 	st.busy = true
 	s.over(st, last, "it was killed", from, st.start)
 }
@@ -193,6 +195,7 @@ func (s *soak) drain(st *seat, last float64) {
 			s.later(0.3, look)
 			return
 		}
+		st.ended(fmt.Sprintf("drained since %s, status %d", asked.Format(time.StampMilli), status))
 		switch {
 		case !ended:
 			s.t.Errorf("worker %s does not leave within a minute of a drain", st.id)
@@ -230,7 +233,11 @@ func (s *soak) loseServer(server *testenv.ServerProcess, lameDuck bool, last flo
 		server.Kill()
 	}
 	s.serverDown = server
-	s.later(last, s.startServer)
+	from := time.Now()
+	s.later(last, func() {
+		s.startServer()
+		s.audit.deliversAgain("a server was lost", from, time.Now().Add(2*soakAckWait)) // what it knew of renewals may be gone
+	})
 }
 
 func (s *soak) startServer() {

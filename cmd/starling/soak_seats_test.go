@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"starling/testenv"
 )
@@ -50,7 +51,11 @@ func (st *seat) start() {
 	_ = listener.Close()
 	st.id, st.ending = fmt.Sprintf("%s-%d", st.name, st.hired), false
 	st.hired++
-	st.worker = startWorkerProcess(t, exec.Command, strings.Join(urls, ","), st.dir, st.soak.fleet.log,
+	level := "warn"
+	if os.Getenv(soakLog) != "" {
+		level = "info"
+	}
+	st.worker = startWorkerProcess(t, exec.Command, strings.Join(urls, ","), st.dir, st.soak.fleet.log, "--log-level", level,
 		"--worker-id", st.id, "--pool", st.pool, "--slots", "4", "--drain-timeout", "2s", "--cancel-grace", "1s",
 		"--retention", soakRetention.String(), "--completion-timeout", "3s", "--http", st.http,
 		"--cache-dir", filepath.Join(st.soak.fleet.dir, "cache"))
@@ -67,6 +72,11 @@ func (st *seat) gone() (bool, int) {
 	}
 }
 
+// ended notes how the worker ended, for [soak.explain].
+func (st *seat) ended(how string) {
+	st.soak.ends = append(st.soak.ends, fmt.Sprintf("%s %s %s", time.Now().Format(time.StampMilli), st.id, how))
+}
+
 // watch is a service manager: it starts a worker again that ended because there was
 // no bus. Nothing else may end one that was not told to.
 func (st *seat) watch() {
@@ -77,6 +87,7 @@ func (st *seat) watch() {
 	if status != exitNoBus {
 		st.soak.t.Errorf("worker %s ended with status %d by itself", st.id, status)
 	}
+	st.ended(fmt.Sprintf("by itself, status %d", status))
 	st.soak.count["worker started without a bus, and again"]++
 	st.start()
 }

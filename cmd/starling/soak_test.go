@@ -31,6 +31,9 @@ type soakParams struct {
 // most elections of a leader.
 const soakAckWait = 6 * time.Second
 
+// soakLog names a file that keeps what workers say, in more words, of a soak that fails.
+const soakLog = "SOAK_LOG"
+
 // soakRetention of work directories.
 const soakRetention = 40 * time.Second
 
@@ -74,6 +77,7 @@ type soak struct {
 	sandboxKills int
 	serverDown   *testenv.ServerProcess
 	serverFaults []string // when, and which
+	ends         []string // of workers: when, which and how
 }
 
 // TestSoak lets a fleet work under faults, lets it recover, and audits everything.
@@ -218,10 +222,11 @@ func (s *soak) explain() {
 	if !s.t.Failed() {
 		return
 	}
-	if keep := os.Getenv("SOAK_LOG"); keep != "" {
+	if keep := os.Getenv(soakLog); keep != "" {
 		_ = os.WriteFile(keep, []byte(s.fleet.said(s.t)), 0o600)
 	}
 	s.t.Logf("servers lost:\n%s", strings.Join(s.serverFaults, "\n"))
+	s.t.Logf("workers' ends:\n%s", strings.Join(s.ends, "\n"))
 	for _, id := range s.audit.blamed[:min(8, len(s.audit.blamed))] {
 		s.t.Logf("workers on %s:\n%s", id, linesOf(s.fleet.said(s.t), string(id)))
 	}
