@@ -146,12 +146,26 @@ func (b *Bus) entry(ctx context.Context, name, version string) (protocol.Capsule
 	if m.deleted() {
 		return protocol.CapsuleEntry{}, fmt.Errorf("%w: %s@%s", errRemoved, name, version)
 	}
-	return protocol.ParseCapsuleEntry(m.data)
+	entry, err := entryUnder(protocol.CapsuleKey(name, version), m.data)
+	if err != nil {
+		return entry, fmt.Errorf("%s@%s: %w: remove it with `starling capsule rm`, and push the capsule again", name, version, err)
+	}
+	return entry, nil
+}
+
+// entryUnder reads what stands under a key of the index.
+func entryUnder(key string, value []byte) (protocol.CapsuleEntry, error) {
+	entry, err := protocol.ParseCapsuleEntry(value)
+	if err == nil && protocol.CapsuleKey(entry.Manifest.Name, entry.Manifest.Version) != key {
+		return protocol.CapsuleEntry{}, fmt.Errorf("%w: under key %s stands %s@%s", protocol.ErrCapsuleEntry, key, entry.Manifest.Name, entry.Manifest.Version)
+	}
+	return entry, err
 }
 
 // ResolveCapsule reads what the index says of a name and a version: one direct
 // get. When a replica does not have it, the stream's leader decides whether it is
-// [ErrUnknownCapsule]; a name that was removed is so after 150 ms.
+// [ErrUnknownCapsule]; a name that was removed is so after 150 ms. An entry that
+// cannot be read is [protocol.ErrCapsuleEntry].
 func (b *Bus) ResolveCapsule(ctx context.Context, name, version string) (protocol.CapsuleEntry, error) {
 	read := func() (protocol.CapsuleEntry, error) { return b.entry(ctx, name, version) }
 	entry, err := read()
@@ -172,8 +186,8 @@ func (b *Bus) ResolveCapsule(ctx context.Context, name, version string) (protoco
 // PinnedCapsule is the worker's look at the index: a job says name, version and
 // digest, and the index has the manifest. An entry of another digest is
 // [ErrDigestMismatch], none [ErrUnknownCapsule]; both only after 2 s, since the
-// dispatcher saw the entry and this read may be older. A ref without a digest
-// takes what the index says.
+// dispatcher saw the entry and this read may be older. One that cannot be read is
+// [protocol.ErrCapsuleEntry]. A ref without a digest takes what the index says.
 func (b *Bus) PinnedCapsule(ctx context.Context, ref protocol.CapsuleRef) (protocol.CapsuleEntry, error) {
 	read := func() (protocol.CapsuleEntry, error) {
 		entry, err := b.entry(ctx, ref.Name, ref.Version)
@@ -211,16 +225,18 @@ func unknownCapsule(err error, name, version string) error {
 // entry that cannot be read is an error of its own and the list goes on. It
 // holds one page at a time.
 func (b *Bus) Capsules(ctx context.Context) iter.Seq2[protocol.CapsuleEntry, error] {
-	return list(ctx, b, b.ns.CapsuleIndexBucket(), protocol.ParseCapsuleEntry)
+	return list(ctx, b, b.ns.CapsuleIndexBucket(), entryUnder)
 }
 
 // RemoveCapsule takes a version out of the index, and its module out of the
 // store when no other entry names it. Jobs that wait for it will be refused. It
 // needs an operator's rights. A version that is not there is
-// [ErrUnknownCapsule].
+// [ErrUnknownCapsule]. An entry that cannot be read is taken out, and whatever
+// module it named stays.
 func (b *Bus) RemoveCapsule(ctx context.Context, name, version string) error {
 	entry, err := b.ResolveCapsule(ctx, name, version)
-	if err != nil {
+	unreadable := errors.Is(err, protocol.ErrCapsuleEntry)
+	if err != nil && !unreadable {
 		return err
 	}
 	bucket, key := b.ns.CapsuleIndexBucket(), protocol.CapsuleKey(name, version)
@@ -228,6 +244,9 @@ func (b *Bus) RemoveCapsule(ctx context.Context, name, version string) error {
 	marker.Header.Set(headerKVOperation, "DEL")
 	if _, err := b.store(ctx, b.nc, kvStream(bucket), marker); err != nil {
 		return fmt.Errorf("removing capsule %s@%s: %w", name, version, err)
+	}
+	if unreadable {
+		return nil
 	}
 	if user, err := b.userOf(ctx, entry.Digest, key); user != "" || err != nil {
 		return err

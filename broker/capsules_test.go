@@ -3,6 +3,7 @@ package broker_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -189,6 +190,46 @@ func TestUnknownCapsulesAreAnErrorAtOnce(t *testing.T) {
 	wantError(t, "RemoveCapsule()", b.RemoveCapsule(t.Context(), "nope", "1"), broker.ErrUnknownCapsule)
 	_, err = b.PinnedCapsule(t.Context(), protocol.CapsuleRef{Name: "nope", Version: "1"})
 	wantError(t, "PinnedCapsule()", err, broker.ErrUnknownCapsule)
+}
+
+// TestAnEntryThatCannotBeRead is no capsule, and can be removed and pushed again.
+func TestAnEntryThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	other, err := b.PushCapsule(t.Context(), protocol.DefaultManifest("b", "1"), []byte("one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := json.Marshal(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := raw(t, s.URL()).KeyValue(t.Context(), "starling-capsule-index")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for value, says := range map[string]string{"{": "JSON", `{"digest":"none"}`: "digest", string(body): "stands b@1"} {
+		if _, err := index.Put(t.Context(), protocol.CapsuleKey("a", "1"), []byte(value)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = b.ResolveCapsule(t.Context(), "a", "1")
+		wantError(t, "ResolveCapsule()", err, protocol.ErrCapsuleEntry, "a@1", says, "starling capsule rm")
+		_, err = b.PinnedCapsule(t.Context(), protocol.CapsuleRef{Name: "a", Version: "1"})
+		wantError(t, "PinnedCapsule()", err, protocol.ErrCapsuleEntry, "a@1", says)
+		_, err = b.PushCapsule(t.Context(), protocol.DefaultManifest("a", "1"), []byte("one"))
+		wantError(t, "PushCapsule()", err, protocol.ErrCapsuleEntry, "a@1", says, "starling capsule rm")
+		if err := b.RemoveCapsule(t.Context(), "a", "1"); err != nil {
+			t.Errorf("RemoveCapsule() = %v", err)
+		}
+		_, err = b.ResolveCapsule(t.Context(), "a", "1")
+		wantError(t, "ResolveCapsule() after", err, broker.ErrUnknownCapsule)
+	}
+	if _, err := b.PushCapsule(t.Context(), protocol.DefaultManifest("a", "1"), []byte("one")); err != nil {
+		t.Errorf("PushCapsule() = %v", err)
+	}
+	if err := b.FetchCapsule(t.Context(), other.Digest, io.Discard); err != nil {
+		t.Errorf("FetchCapsule() of what b@1 needs = %v", err)
+	}
 }
 
 func TestAJobOfAnotherDigestIsAMismatch(t *testing.T) {

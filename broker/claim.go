@@ -53,7 +53,8 @@ func (e *DeadJobError) Error() string { return "dead letter (" + string(e.Reason
 // gets the record with status, attempt and delivery set, and may be called more
 // than once, each time for a new attempt number. A job without a record, whose
 // parent published it by hand, gets one; its digest is pinned from the index, or
-// stays empty when the index has no such capsule, which the worker then refuses.
+// stays empty when the index has no such capsule, or no entry that can be read: the
+// worker then refuses it.
 //
 // Blocks until the ledger says whose the job is, or ctx is done
 // ([ErrUnavailable]: the claim may have landed; claiming again with the same
@@ -202,7 +203,7 @@ func (b *Bus) recordOf(ctx context.Context, d *Delivery, job protocol.Job) (Entr
 	rec := job.NewRecord(time.Now())
 	if rec.Capsule.Digest == "" {
 		capsule, err := b.ResolveCapsule(ctx, rec.Capsule.Name, rec.Capsule.Version)
-		if err != nil && !errors.Is(err, ErrUnknownCapsule) {
+		if err != nil && !errors.Is(err, ErrUnknownCapsule) && !errors.Is(err, protocol.ErrCapsuleEntry) {
 			return Entry{}, err
 		}
 		rec.Capsule.Digest = capsule.Digest

@@ -204,11 +204,22 @@ func TestAJobPublishedByHandGetsItsRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	index, err := js.KeyValue(t.Context(), "starling-capsule-index")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := index.Put(t.Context(), protocol.CapsuleKey("echo", "2.0.0"), []byte(`{"digest":"none"}`)); err != nil {
+		t.Fatal(err)
+	}
 	w := take(t, b, broker.TakerConfig{Slots: 1})
 	for name, tt := range map[string]struct {
 		version string
 		want    protocol.Digest
-	}{"pinned from the index": {"1.0.0", entry.Digest}, "of an unknown capsule without a digest": {"9.9.9", ""}} {
+	}{
+		"pinned from the index":                  {"1.0.0", entry.Digest},
+		"of an entry that cannot be read":        {"2.0.0", ""},
+		"of an unknown capsule without a digest": {"9.9.9", ""},
+	} {
 		job := newJob(func(j *protocol.Job) { j.Capsule.Version, j.Capsule.Digest = tt.version, "" })
 		body, err := job.Encode()
 		if err != nil {

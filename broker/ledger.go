@@ -93,14 +93,20 @@ func (b *Bus) readOnce(ctx context.Context, key string) (Entry, error) {
 	if err != nil || m.seq == 0 || m.deleted() {
 		return Entry{Revision: m.seq}, err
 	}
-	rec, err := protocol.ParseRecord(m.data)
+	rec, err := recordUnder(key, m.data)
 	if err != nil {
 		return Entry{}, fmt.Errorf("%w (revision %d)", err, m.seq)
 	}
-	if rec.Key() != key {
-		return Entry{}, fmt.Errorf("%w: under key %s stands the record of %s", protocol.ErrRecord, key, rec.Key())
-	}
 	return Entry{Record: rec, Revision: m.seq}, nil
+}
+
+// recordUnder reads what stands under a key of the ledger.
+func recordUnder(key string, value []byte) (protocol.Record, error) {
+	rec, err := protocol.ParseRecord(value)
+	if err == nil && rec.Key() != key {
+		return protocol.Record{}, fmt.Errorf("%w: under key %s stands the record of %s", protocol.ErrRecord, key, rec.Key())
+	}
+	return rec, err
 }
 
 // WriteRecord writes a record over the one at revision at, and gives it with its

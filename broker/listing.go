@@ -15,13 +15,13 @@ import (
 // cannot be read is an error of its own ([protocol.ErrRecord]) and the list goes
 // on. Records are as a replica has them, which may be 100 ms old.
 func (b *Bus) Delegations(ctx context.Context) iter.Seq2[protocol.Record, error] {
-	return list(ctx, b, b.ns.LedgerBucket(), protocol.ParseRecord)
+	return list(ctx, b, b.ns.LedgerBucket(), recordUnder)
 }
 
 // list gives what stands in a bucket, in the order it was written in. After an
 // error of the bus it ends; a value that cannot be read is an error of its own
 // and the list goes on.
-func list[T any](ctx context.Context, b *Bus, bucket string, parse func([]byte) (T, error)) iter.Seq2[T, error] {
+func list[T any](ctx context.Context, b *Bus, bucket string, parse func(key string, value []byte) (T, error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for m, err := range b.scan(ctx, b.nc, kvStream(bucket), kvSubject(bucket, ">"), 1) {
 			if err != nil {
@@ -32,9 +32,10 @@ func list[T any](ctx context.Context, b *Bus, bucket string, parse func([]byte) 
 			if m.deleted() {
 				continue
 			}
-			value, err := parse(m.data)
+			key := strings.TrimPrefix(m.subject, kvSubject(bucket, ""))
+			value, err := parse(key, m.data)
 			if err != nil {
-				err = fmt.Errorf("%s: %w", strings.TrimPrefix(m.subject, kvSubject(bucket, "")), err)
+				err = fmt.Errorf("%s: %w", key, err)
 			}
 			if !yield(value, err) {
 				return

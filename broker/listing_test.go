@@ -20,6 +20,7 @@ func TestDelegationsListsALedgerOfSeveralPages(t *testing.T) {
 	record := func(i int) protocol.Record {
 		return protocol.Record{
 			DelegationID: protocol.DelegationID(fmt.Sprintf("dlg_%04x", i)), TaskID: "tsk_1", Status: protocol.StatusSubmitted,
+			Capsule: protocol.CapsuleRef{Name: "echo", Version: "1.0.0"}, Pool: protocol.DefaultPool, Lane: protocol.LaneUser,
 			Spawner: protocol.Spawner{SessionID: "ses_1"}, SubmittedAt: protocol.NewTime(time.Now()),
 		}
 	}
@@ -43,12 +44,20 @@ func TestDelegationsListsALedgerOfSeveralPages(t *testing.T) {
 	if _, err := kv.Put(t.Context(), record(9).Key(), []byte("{")); err != nil { // unreadable
 		t.Fatal(err)
 	}
+	if body, err := record(11).Encode(); err != nil {
+		t.Fatal(err)
+	} else if _, err := kv.Put(t.Context(), record(10).Key(), body); err != nil { // another's
+		t.Fatal(err)
+	}
 	good, bad := 0, 0
 	for r, err := range b.Delegations(t.Context()) {
 		switch {
 		case errors.Is(err, protocol.ErrRecord):
-			bad++
-			wantError(t, "the unreadable one", err, protocol.ErrRecord, "ses_1.dlg_0009")
+			says := []string{"ses_1.dlg_0009: "} // in the order of the writes
+			if bad++; bad == 2 {
+				says = []string{"ses_1.dlg_000a: ", "stands the record of ses_1.dlg_000b"}
+			}
+			wantError(t, "the unreadable one", err, protocol.ErrRecord, says...)
 		case err != nil:
 			t.Fatal(err)
 		default:
@@ -58,8 +67,8 @@ func TestDelegationsListsALedgerOfSeveralPages(t *testing.T) {
 			}
 		}
 	}
-	if good != n-2 || bad != 1 {
-		t.Errorf("Delegations() gave %d records and %d errors, want %d and 1", good, bad, n-2)
+	if good != n-3 || bad != 2 {
+		t.Errorf("Delegations() gave %d records and %d errors, want %d and 2", good, bad, n-3)
 	}
 	for range b.Delegations(t.Context()) {
 		break // a caller may stop

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
 )
@@ -79,8 +80,9 @@ type Record struct {
 // ErrRecord says that a ledger entry cannot be read.
 var ErrRecord = errors.New("bad ledger record")
 
-// ParseRecord reads a record and checks what every reader relies on: ids, a
-// known status, and an outcome with an ending exactly when it is final.
+// ParseRecord reads a record and checks what every reader relies on: ids and
+// names, numbers that can be counted on, a known status, and an outcome with an
+// ending when it is final.
 func ParseRecord(data []byte) (Record, error) {
 	var r Record
 	if err := unmarshalExact(data, &r); err != nil {
@@ -90,7 +92,19 @@ func ParseRecord(data []byte) (Record, error) {
 		ValidateDelegationID("delegation_id", r.DelegationID),
 		ValidateName("task_id", string(r.TaskID)),
 		ValidateName("spawner.session_id", string(r.Spawner.SessionID)),
+		r.Capsule.Validate(),
+		ValidateName("pool", r.Pool),
+		r.Lane.Validate(),
 	)
+	if r.WorkerID != "" {
+		err = errors.Join(err, ValidateName("worker_id", string(r.WorkerID)))
+	}
+	if r.SessionID != "" {
+		err = errors.Join(err, ValidateName("session_id", string(r.SessionID)))
+	}
+	if r.Attempt < 0 || r.Attempt > math.MaxInt32 || r.Returned < 0 || r.Returned > r.Attempt {
+		err = errors.Join(err, fmt.Errorf("attempt is %d with %d returned", r.Attempt, r.Returned))
+	}
 	switch r.Status {
 	case StatusSubmitted, StatusWorking:
 	case StatusOK, StatusError, StatusCrashed, StatusTerminated:

@@ -108,7 +108,7 @@ func (c *capsules) get(ctx context.Context, wanted capsule) error {
 // refuseUnknown turns what no retry can mend into a refusal.
 func refuseUnknown(err error) error {
 	if errors.Is(err, broker.ErrUnknownCapsule) || errors.Is(err, broker.ErrCapsuleMissing) ||
-		errors.Is(err, broker.ErrDigestMismatch) {
+		errors.Is(err, broker.ErrDigestMismatch) || errors.Is(err, protocol.ErrCapsuleEntry) {
 		return &refusal{err.Error()}
 	}
 	return err

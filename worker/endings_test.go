@@ -235,12 +235,20 @@ func TestRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	index, err := f.js.KeyValue(t.Context(), "starling-capsule-index")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := index.Put(t.Context(), protocol.CapsuleKey("newer", "1.0.0"), []byte(`{"digest":"`+string(good.Digest)+`","manifest":{"name":"newer","version":"1.0.0","inference":{"max_turns":-4}}}`)); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		capsule protocol.CapsuleRef
 		change  func(*protocol.Job)
 		why     string // a part of it
 	}{
-		"unknown capsule": {capsule: protocol.CapsuleRef{Name: "nobody", Version: "1.0.0", Digest: good.Digest}, why: "nobody@1.0.0"},
+		"unknown capsule":              {capsule: protocol.CapsuleRef{Name: "nobody", Version: "1.0.0", Digest: good.Digest}, why: "nobody@1.0.0"},
+		"an entry that cannot be read": {capsule: protocol.CapsuleRef{Name: "newer", Version: "1.0.0", Digest: good.Digest}, why: "max_turns"},
 		"digest mismatch": {
 			capsule: protocol.CapsuleRef{Name: "good", Version: "1.0.0", Digest: protocol.DigestOf([]byte("other"))}, why: "digest mismatch",
 		},

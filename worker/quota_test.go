@@ -91,23 +91,37 @@ func module(t *testing.T, name string) []byte {
 }
 
 // TestOldWorkDirectoriesAreRemoved: after the retention, while the guest of another
-// that began earlier still runs in its own.
+// that began earlier still runs in its own, also that of another worker whose work
+// root is the same.
 func TestOldWorkDirectoriesAreRemoved(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t)
-	f.hire(t, func(c *worker.Config) { c.Retention = 2 * time.Second })
-	long := f.job(f.push(t, "long", guest(t, say("ready"), forever())), "x")
-	f.dispatch(t, long)
-	f.saying(t, long, "ready")
-	running := f.record(t, long).Record
-	ended := f.end(t, f.job(f.push(t, "short", guest(t, say("done"))), "x")).rec
-	session := func(rec protocol.Record) error { _, err := os.Stat(filepath.Dir(rec.Workdir)); return err }
-	testenv.EventuallyTrue(t, soon, "the old directory goes", func() bool { return errors.Is(session(ended), fs.ErrNotExist) })
-	if kept := time.Since(ended.StartedAt.Std()); kept < 2*time.Second {
-		t.Errorf("it went after %s, before its time", kept)
-	}
-	if err := session(running); err != nil {
-		t.Errorf("the directory of a running guest: %v", err)
+	for name, shared := range map[string]bool{"of one worker": false, "of two workers": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			removes := func(c *worker.Config) { c.Retention = 2 * time.Second }
+			first := f.hire(t, func(c *worker.Config) {
+				if !shared {
+					removes(c)
+				}
+			})
+			long := f.job(f.push(t, "long", guest(t, say("ready"), forever())), "x")
+			f.dispatch(t, long)
+			f.saying(t, long, "ready")
+			running := f.record(t, long).Record
+			if shared {
+				f.hire(t, func(c *worker.Config) { removes(c); c.WorkRoot = first.cfg.WorkRoot })
+			}
+			ended := f.end(t, f.job(f.push(t, "short", guest(t, say("done"))), "x")).rec
+			session := func(rec protocol.Record) error { _, err := os.Stat(filepath.Dir(rec.Workdir)); return err }
+			testenv.EventuallyTrue(t, soon, "the old directory goes", func() bool { return errors.Is(session(ended), fs.ErrNotExist) })
+			if kept := time.Since(ended.StartedAt.Std()); kept < 2*time.Second {
+				t.Errorf("it went after %s, before its time", kept)
+			}
+			if err := session(running); err != nil {
+				t.Errorf("the directory of a running guest: %v", err)
+			}
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"starling/protocol"
@@ -34,6 +35,7 @@ type workdir struct {
 	base string // <work root>/<session id>
 	path string // …/work, absolute
 	root *os.Root
+	lock *os.File // base, locked: other workers may have the same work root
 }
 
 // workdirPath is the path of an attempt's work directory before it is made.
@@ -54,15 +56,21 @@ func (w *Worker) makeWorkdir(session protocol.SessionID) (*workdir, error) {
 			return nil, fmt.Errorf("work directory: %w", err)
 		}
 	}
-	root, err := os.OpenRoot(d.path)
-	if err != nil {
+	var err error
+	if d.lock, err = os.Open(d.base); err != nil {
 		return nil, fmt.Errorf("work directory: %w", err)
 	}
-	d.root = root
+	_ = flock(d.lock, syscall.LOCK_SH) // some file systems have no locks
+	if d.root, err = os.OpenRoot(d.path); err != nil {
+		return nil, errors.Join(fmt.Errorf("work directory: %w", err), d.lock.Close())
+	}
 	return d, nil
 }
 
-func (d *workdir) close() error { return d.root.Close() }
+func (d *workdir) close() error { return errors.Join(d.root.Close(), d.lock.Close()) }
+
+// flock locks a directory without waiting. The lock ends with f, and with the process.
+func flock(f *os.File, how int) error { return syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB) }
 
 // prepare makes the scope and puts the task into it.
 func (d *workdir) prepare(scope, task string) error {
@@ -176,10 +184,20 @@ func (w *Worker) prune(now time.Time) error {
 		if err != nil || !entry.IsDir() || protocol.ValidateName("session", entry.Name()) != nil {
 			continue
 		}
-		if w.running.has(protocol.SessionID(entry.Name())) || now.Sub(info.ModTime()) < w.cfg.Retention {
+		if w.running.has(protocol.SessionID(entry.Name())) || now.Sub(info.ModTime()) < w.cfg.Retention || inUse(root, entry.Name()) {
 			continue
 		}
 		problems = append(problems, sandbox.RemoveTree(root, entry.Name()))
 	}
 	return errors.Join(append(problems, root.Close())...)
+}
+
+// inUse reports whether an attempt of any worker on this host holds its directory.
+func inUse(root *os.Root, name string) bool {
+	f, err := root.Open(name)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }() // only looked at
+	return errors.Is(flock(f, syscall.LOCK_EX), syscall.EWOULDBLOCK)
 }

@@ -111,6 +111,8 @@ var classes = []struct {
 	{broker.ErrPoolUnserved, exitRefused, "--allow-unserved queues it all the same"},
 	{broker.ErrPoolUndeclared, exitRefused, ""},
 	{broker.ErrFinal, exitFailure, ""},
+	{protocol.ErrRecord, exitFailure, ""}, // before what is wrong in it, which is nobody's argument
+	{protocol.ErrCapsuleEntry, exitFailure, ""},
 	{broker.ErrConfig, exitUsage, ""},
 	{protocol.ErrSpawner, exitUsage, ""},
 	{protocol.ErrManifest, exitUsage, ""},

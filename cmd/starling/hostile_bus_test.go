@@ -53,12 +53,16 @@ func hostileBus(t *testing.T, url string) {
 		raw(t, nc, "$KV.starling-delegations.ses_evil."+delegation, nil, []byte(
 			`{"delegation_id":"`+delegation+`","task_id":"tsk_`+delegation+`","spawner":{"session_id":"ses_evil"},`+more+`}`))
 	}
+	const named = `"pool":"default","lane":"user","capsule":{"name":"evil","version":"3.0"},`
 	record("dlg_01", `"status":"working","pool":"`+text+`","lane":"`+text+`","capsule":{"name":"`+text+`","version":"`+text+`"},"worker_id":"`+text+`","attempt":-7,"submitted_at":"9999-12-31T23:59:59.999Z"`)
-	record("dlg_02", `"status":"ok","pool":"default","lane":"user","outcome":{"status":"`+text+`","duration_ms":-9223372036854775808,"workdir":"/`+text+`","worker_id":"`+text+`","delivery_error":"`+text+`"},"ending":{"state":"`+text+`","message":"`+text+`"}`)
-	record("dlg_03", `"status":"error","pool":"`+huge+`","outcome":{"status":"error"},"ending":{"message":"x"}`)
+	record("dlg_02", named+`"status":"ok","outcome":{"status":"`+text+`","duration_ms":-9223372036854775808,"workdir":"/`+text+`","worker_id":"`+text+`","delivery_error":"`+text+`"},"ending":{"state":"`+text+`","message":"`+text+`"}`)
+	record("dlg_03", named+`"status":"error","workdir":"`+huge+`","outcome":{"status":"error"},"ending":{"message":"x"}`)
 	record("dlg_04", `"status":"dancing"`)
-	record("dlg_05", `"status":"submitted","pool":"`+text+`","lane":"`+text+`"`)
-	record("dlg_06", `"status":"crashed","outcome":{"status":"crashed","workdir":"`+strings.Repeat("../", 300)+`"},"ending":{"message":""}`)
+	record("dlg_05", named+`"status":"submitted","context_id":"`+text+`","origin":"`+text+`","trust":"`+text+`"`)
+	record("dlg_06", named+`"status":"crashed","outcome":{"status":"crashed","workdir":"`+strings.Repeat("../", 300)+`"},"ending":{"message":""}`)
+	record("dlg_10", named+`"status":"working","workdir":"`+text+`","submitted_at":"9999-12-31T23:59:59.999Z"`)
+	record("dlg_11", named+`"status":"working","worker_id":"`+text+`"`)
+	record("dlg_12", `"pool":"`+huge+`","lane":"user","capsule":{"name":"evil","version":"3.0"},"status":"submitted"`)
 	raw(t, nc, "$KV.starling-delegations.ses_evil.dlg_07", nil, []byte(nasty))
 	raw(t, nc, "$KV.starling-delegations.ses_evil.dlg_08", nil, []byte(`{"delegation_id":"`+text+`"}`))
 	raw(t, nc, "$KV.starling-delegations.ses_evil.dlg_09", nil, []byte("null"))
@@ -113,7 +117,7 @@ func TestCommandsOnAHostileBus(t *testing.T) {
 		out      []string
 		err      []string
 	}{
-		{"ps", []int{exitOK}, []string{"dlg_01", "dlg_05"}, []string{"dlg_04", "dlg_07", "dlg_08", "dlg_09"}},
+		{"ps", []int{exitOK}, []string{"dlg_05", "dlg_10"}, []string{"dlg_01", "dlg_04", "dlg_07", "dlg_08", "dlg_09", "dlg_11", "dlg_12"}},
 		{"ps --all", []int{exitOK}, []string{string(rec.DelegationID), "dlg_02", "dlg_03"}, nil},
 		{"ps --all --json", []int{exitOK}, []string{string(rec.DelegationID)}, nil},
 		{"ps --undelivered", []int{exitOK}, []string{"dlg_02"}, nil},
@@ -136,6 +140,7 @@ func TestCommandsOnAHostileBus(t *testing.T) {
 		{"result ses_evil.dlg_06", []int{exitCrashed}, nil, nil},
 		{"result ses_evil.dlg_07", []int{exitFailure}, nil, []string{"bad ledger record"}},
 		{"watch ses_evil.dlg_02 --live", []int{exitOK}, nil, []string{"dlg_02"}},
+		{"cancel ses_evil.dlg_11", []int{exitFailure}, nil, []string{"bad ledger record", "worker_id"}},
 		{"cancel ses_evil.dlg_04", []int{exitFailure}, nil, []string{"bad ledger record"}},
 		{"doctor", []int{exitOK, exitFailure}, []string{"delegations", "dead letters"}, nil},
 		{"doctor --json", []int{exitOK, exitFailure}, []string{"delegations"}, nil},
