@@ -50,9 +50,12 @@ type FrameSender struct {
 	failed   error         // of a frame in flight: nothing new goes out until all were sent again
 	pauseFor time.Duration // before they are
 	resendAt time.Time
-	conn     uint64 // reconnects when the first of those in flight was published
-	broken   error  // for good
-	flushes  int    // callers of Flush: nothing waits to be joined
+	// refusedSince is when a frame was first refused since one was stored.
+	refusedSince time.Time
+	complained   bool   // the log has it
+	conn         uint64 // reconnects when the first of those in flight was published
+	broken       error  // for good
+	flushes      int    // callers of Flush: nothing waits to be joined
 
 	mine func() bool // nil: nobody asks; set before the first frame
 

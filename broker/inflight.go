@@ -22,6 +22,8 @@ const (
 	frameTimeout = 5 * time.Second
 	// ackTick is how often frames in flight are looked after.
 	ackTick = 250 * time.Millisecond
+	// framePatience is how long frames may be sent again before the log says so.
+	framePatience = 10 * time.Second
 	// resendMost bounds the growing pause before frames are sent again.
 	resendMost = 2 * time.Second
 )
@@ -60,6 +62,9 @@ func (s *FrameSender) refused(err error) {
 		s.fail(fmt.Errorf("frames of task %s: %w", s.place.TaskID, err))
 	case s.failed == nil:
 		s.failed = err
+		if s.refusedSince.IsZero() {
+			s.refusedSince = time.Now()
+		}
 		s.pauseFor = min(max(2*s.pauseFor, tryAgain), resendMost)
 		s.resendAt = time.Now().Add(s.pauseFor)
 		s.ticking = false // sooner than the tick that may be set
@@ -83,6 +88,7 @@ func (s *FrameSender) answer(seq int, m *nats.Msg) {
 		return
 	}
 	s.inFlight[i].stored = true
+	s.refusedSince, s.complained = time.Time{}, false
 	s.last = max(s.last, ack.Sequence)
 	s.pauseFor = 0
 	s.settle()
@@ -160,6 +166,11 @@ func (s *FrameSender) allAnswered() bool {
 // resend publishes all from the first without an ack again, in order. Their ids
 // let the bus drop what it has.
 func (s *FrameSender) resend() {
+	if !s.complained && time.Since(s.refusedSince) > framePatience {
+		s.complained = true
+		s.bus.log.Warn("the bus has taken no frame for "+framePatience.String()+": they are sent again until it does",
+			"task_id", string(s.place.TaskID), "error", s.failed)
+	}
 	s.bus.log.Debug("frames sent again", "task_id", string(s.place.TaskID), "frames", len(s.inFlight), "error", s.failed)
 	s.failed = nil
 	s.bus.counts.resent.Add(uint64(len(s.inFlight)))

@@ -209,8 +209,15 @@ func (g *delegation) left(what string, err error) {
 	g.log.Warn("job left to be redelivered: "+what, "error", err)
 }
 
+// patience is how long the bus may take nothing before the log says so.
+const patience = 10 * time.Second
+
 // persist repeats do while the bus is away, until ctx is done.
 func (w *Worker) persist(ctx context.Context, do func() error) error {
+	late := time.AfterFunc(patience, func() {
+		w.log.Warn("the bus has taken nothing for " + patience.String() + ": the worker tries on")
+	})
+	defer late.Stop()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		err := do()
 		if err == nil || !errors.Is(err, broker.ErrUnavailable) {

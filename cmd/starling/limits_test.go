@@ -340,6 +340,9 @@ func TestLimitsServersDiskIsFull(t *testing.T) {
 	if refused.status != exitNoBus && refused.status != exitRefused && refused.status != exitFailure {
 		t.Errorf("status %d", refused.status)
 	}
+	testenv.EventuallyTrue(t, 2*time.Minute, "the worker says that the bus takes nothing", func() bool {
+		return strings.Contains(f.said(t), "the bus has taken no")
+	})
 	free()
 	server.Restart()
 	f.emptied(t, 4*time.Minute, jobs)
