@@ -338,3 +338,37 @@ func TestADelegationWatchHearsWhatHappenedWhileItWasCutOff(t *testing.T) {
 		t.Fatalf("Next() = %+v, %v", e.Record, err)
 	}
 }
+
+// TestADelegationWatchBelievesTheLedger, and not whoever publishes where it is mirrored.
+func TestADelegationWatchBelievesTheLedger(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	job := newJob()
+	d := dispatched(t, b, job)
+	w, err := b.WatchDelegation(t.Context(), job.Spawner.SessionID, job.DelegationID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if e, err := w.Next(t.Context()); err != nil || e.Record.Status != protocol.StatusSubmitted {
+		t.Fatalf("Next() = %+v, %v", e, err)
+	}
+	forged, err := canceledRecord(job).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc := raw(t, s.URL()).Conn()
+	subject := protocol.DefaultNamespace.DelegationSubject(job.Spawner.SessionID, job.DelegationID)
+	if err := nc.PublishMsg(&nats.Msg{Subject: subject, Header: nats.Header{"Nats-Sequence": {"999999"}}, Data: forged}); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil { // it is there before what follows
+		t.Fatal(err)
+	}
+	if _, err := b.WriteRecord(t.Context(), working(d.Record, protocol.NewSessionID()), d.Revision); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := w.Next(t.Context()); err != nil || e.Record.Status != protocol.StatusWorking {
+		t.Fatalf("Next() = %+v, %v; want what the ledger says", e, err)
+	}
+}

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"starling/protocol"
 )
@@ -18,7 +16,8 @@ import (
 const lateRead = 300 * time.Millisecond
 
 // DelegationWatch tells how a delegation's record changes: the bus mirrors every
-// write. One goroutine uses it. Whoever opened it closes it.
+// write. What it tells is read from the ledger, for others may be able to publish
+// where the mirror does. One goroutine uses it. Whoever opened it closes it.
 type DelegationWatch struct {
 	bus        *Bus
 	session    protocol.SessionID
@@ -26,6 +25,7 @@ type DelegationWatch struct {
 	sub        *nats.Subscription
 	conn       uint64    // reconnects at the last read
 	readAt     time.Time // when to read again; zero: no need
+	until      time.Time // the mirror told something: a read that is older is repeated until then
 	last       uint64    // revision that was told
 }
 
@@ -95,6 +95,9 @@ func (w *DelegationWatch) step(ctx context.Context) (Entry, error) {
 		if w.readAt = (time.Time{}); w.conn != conn || w.last == 0 && e.Revision > 0 {
 			w.readAt = now.Add(lateRead)
 		}
+		if e.Revision <= w.last && now.Before(w.until) { // a replica that is behind the mirror
+			w.readAt = now.Add(tryAgain)
+		}
 		w.conn = conn
 		return e, nil
 	}
@@ -104,10 +107,11 @@ func (w *DelegationWatch) step(ctx context.Context) (Entry, error) {
 	}
 	try, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	m, err := w.sub.NextMsgWithContext(try)
+	_, err := w.sub.NextMsgWithContext(try)
 	switch {
 	case err == nil:
-		return w.mirrored(m)
+		w.readAt, w.until = time.Now(), time.Now().Add(recordWait)
+		return Entry{}, nil
 	case ctx.Err() == nil && try.Err() != nil:
 		if w.bus.nc.Stats().Reconnects != w.conn && w.readAt.IsZero() {
 			w.readAt = time.Now() // what was told meanwhile was not heard
@@ -115,20 +119,4 @@ func (w *DelegationWatch) step(ctx context.Context) (Entry, error) {
 		return Entry{}, nil
 	}
 	return Entry{}, w.bus.failure(ctx, w.sub.Subject, err)
-}
-
-// mirrored reads a message of the mirror.
-func (w *DelegationWatch) mirrored(m *nats.Msg) (Entry, error) {
-	revision, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
-	if err != nil {
-		return Entry{}, nil // not the bus's
-	}
-	if (stored{header: m.Header}).deleted() {
-		return Entry{Revision: revision}, nil
-	}
-	rec, err := protocol.ParseRecord(m.Data)
-	if err != nil {
-		return Entry{}, fmt.Errorf("%w (revision %d)", err, revision)
-	}
-	return Entry{Record: rec, Revision: revision}, nil
 }

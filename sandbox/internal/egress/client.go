@@ -10,10 +10,12 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -117,7 +119,7 @@ func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *ht
 	head := time.AfterFunc(l.Head, func() {
 		cancel(refuse(ErrnoTimedOut, "no response came within %s", l.Head))
 	})
-	response, err := client.Do(req)
+	response, err := client.Do(bounded(req, cancel))
 	head.Stop()
 	if err != nil {
 		if strings.Contains(err.Error(), "server response headers exceeded") {
@@ -135,6 +137,20 @@ func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *ht
 		return &sinkError{err}
 	}
 	return c.body(cancel, response.Body, clean, sink)
+}
+
+// maxTries is how many connections a request and its redirects may use up: a host may
+// end each one before it answers, and the transport tries again for ever.
+const maxTries = 16
+
+// bounded ends a request that uses up too many connections.
+func bounded(req *http.Request, cancel context.CancelCauseFunc) *http.Request {
+	var tries atomic.Int32 // redirects are followed on one goroutine, and a connection may come on another
+	return req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+		if tries.Add(1) > maxTries {
+			cancel(refuse(ErrnoProtocol, "the host ended %d connections without an answer", maxTries))
+		}
+	}}))
 }
 
 // credentials are the headers that never go to another origin.

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+	"golang.org/x/net/http2"
 
 	"starling/protocol"
 )
@@ -298,5 +300,53 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 	if _, err := c.enter(); err == nil {
 		t.Error("enter = nil, want too many")
+	}
+}
+
+// TestAHostThatEndsEachConnection before it answers, and says that the request may be
+// made again, is not asked for ever.
+func TestAHostThatEndsEachConnection(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewUnstartedServer(nil)
+	server.EnableHTTP2 = true
+	server.StartTLS() // for its certificate
+	certificate := server.TLS.Certificates[0]
+	roots := server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+	server.Close()
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var accepted atomic.Int32
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			accepted.Add(1)
+			serving.Go(func() {
+				defer func() { _ = conn.Close() }()
+				framer := http2.NewFramer(conn, conn)
+				_, _ = io.ReadFull(conn, make([]byte, len(http2.ClientPreface)))
+				_ = framer.WriteSettings()
+				_ = framer.WriteGoAway(0, http2.ErrCodeNo, nil)
+				for err == nil {
+					_, err = framer.ReadFrame()
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { _ = listener.Close(); serving.Wait() })
+	url := "https://" + listener.Addr().String()
+	c := newClient(t, Config{Roots: roots}, Policy{Allow: allow(t, url)})
+	var got *Error
+	if err := c.Do(t.Context(), Request{Head: "GET " + url + "/\n"}, new(answer)); !errors.As(err, &got) || got.Errno != ErrnoProtocol ||
+		!strings.Contains(got.Sentence, "ended 16 connections without an answer") {
+		t.Errorf("Do() = %v", err)
+	}
+	if n := accepted.Load(); n > 2*maxTries { // some more may be under way
+		t.Errorf("%d connections were made", n)
 	}
 }
