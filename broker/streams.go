@@ -129,6 +129,18 @@ func (b *Bus) check(ctx context.Context, w *wantedStream) error {
 	if update.MaxConsumers < w.config.MaxConsumers && update.MaxConsumers <= 0 {
 		update.MaxConsumers = w.config.MaxConsumers
 	}
+	for _, limit := range []struct {
+		of               string
+		held, have, want int64
+	}{
+		{"bytes", int64(info.State.Bytes), have.MaxBytes, update.MaxBytes},
+		{"messages", int64(info.State.Msgs), have.MaxMsgs, update.MaxMsgs},
+	} {
+		if limit.want > 0 && limit.want != limit.have && limit.want < limit.held {
+			return fmt.Errorf("%w: stream %s holds %d %s: a limit of %d would drop what it holds, or stop it: give more, or let it shrink before",
+				ErrConfig, w.config.Name, limit.held, limit.of, limit.want)
+		}
+	}
 	if update.MaxAge > 0 {
 		update.Duplicates = min(update.Duplicates, update.MaxAge)
 	}

@@ -195,6 +195,35 @@ func TestInitChangesWhatAnOperatorAsksFor(t *testing.T) {
 	}
 }
 
+// TestInitDropsNothing: a limit below what a stream holds is refused.
+func TestInitDropsNothing(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	js := jetStream(t, s.URL())
+	for range 3 {
+		dispatched(t, b, newJob())
+	}
+	put(t, js, protocol.NewTaskID(), "1/1 "+strings.Repeat("x", 200))
+	before := streamConfig(t, js, "STARLING_TASKS")
+	for name, c := range map[string]struct {
+		cfg  broker.InitConfig
+		says []string
+	}{
+		"jobs":          {broker.InitConfig{MaxJobs: 2}, []string{"STARLING_JOBS", "holds 3 messages", "a limit of 2"}},
+		"bytes of jobs": {broker.InitConfig{MaxJobBytes: 10}, []string{"STARLING_JOBS", "bytes", "a limit of 10"}},
+		"frames":        {broker.InitConfig{MaxFrameBytes: 100}, []string{"STARLING_TASKS", "bytes", "a limit of 100"}},
+		"ledger":        {broker.InitConfig{MaxFrameBytes: 1 << 20, MaxLedgerBytes: 100}, []string{"KV_starling-delegations", "a limit of 100"}},
+	} {
+		wantError(t, name, b.Init(t.Context(), c.cfg), broker.ErrConfig, c.says...)
+	}
+	if diff := cmp.Diff(before, streamConfig(t, js, "STARLING_TASKS")); diff != "" {
+		t.Errorf("a refused Init changed a stream (-before +after):\n%s", diff)
+	}
+	if err := b.Init(t.Context(), broker.InitConfig{MaxJobs: 3}); err != nil {
+		t.Errorf("Init() with a limit that what is there just meets = %v", err)
+	}
+}
+
 func TestInitRefusesWhatDiffersAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	for setting, stream := range map[string]jetstream.StreamConfig{
