@@ -298,7 +298,7 @@ func (b *Bus) FetchCapsule(ctx context.Context, digest protocol.Digest, w io.Wri
 		err = b.copyObject(ctx, o, digest, w)
 	}
 	if errors.Is(err, errNotStored) {
-		return fmt.Errorf("%w: %s is not in the store: push the capsule again", ErrCapsuleMissing, digest)
+		return fmt.Errorf("%w: %s is not in the store: remove the capsule with `starling capsule rm`, and push it again", ErrCapsuleMissing, digest)
 	}
 	return err
 }

@@ -63,7 +63,7 @@ func (s *Supervisor) make(module string, digest protocol.Digest) (code, error) {
 	}
 	// The lock first: a process that stands still with it in hand holds up what
 	// has the same lock, and no place of others.
-	unlock, err := cache.lock(s.ctx, digest, s.cfg.CompileTimeout)
+	unlock, err := cache.lock(s.ctx, digest, busyHost*s.cfg.CompileTimeout)
 	if err != nil {
 		return code{}, err
 	}
@@ -159,16 +159,20 @@ func (s *Supervisor) compile(cache *artifacts, module string, digest protocol.Di
 	return nil
 }
 
+// busyHost times the time limit is how long a compilation may take that is given too
+// little of the processors: that is not the module's fault.
+const busyHost = 10
+
 // awaitCompiled waits for the child's answer within the time limit; it is gone
 // when this returns.
 func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAnswer, err error) {
 	pipe := p.slots[0].pipe
 	defer context.AfterFunc(s.ctx, func() { p.kill(nil) })()
-	_ = pipe.conn.SetDeadline(time.Now().Add(s.cfg.CompileTimeout)) // a closed socket is seen by what follows
+	over := s.limitTime(p)
 	err = pipe.receiveJSON(msgCompiled, &answer)
-	late := errors.Is(err, os.ErrDeadlineExceeded)
-	if err != nil && !late {
-		late = s.exhausted(p)
+	late := over()
+	if err != nil && late == inTime && s.exhausted(p) {
+		late = tooLong
 	}
 	p.kill(nil)
 	<-p.dead
@@ -178,7 +182,9 @@ func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAns
 		return answer, nil
 	case s.ctx.Err() != nil:
 		return answer, ErrClosed
-	case late:
+	case late == starved:
+		return answer, fmt.Errorf("compile: this host gave the compiler of module %s too little processor time: it was not done in %s", module, busyHost*s.cfg.CompileTimeout)
+	case late == tooLong:
 		return answer, &costlyError{module, fmt.Sprintf("it takes longer than the compile time limit of %s (STARLING_COMPILE_TIMEOUT): make it smaller, or its functions", s.cfg.CompileTimeout)}
 	case outOfMemory(lines):
 		return answer, &costlyError{module, fmt.Sprintf("it takes more than the compile memory limit of %d bytes (STARLING_COMPILE_MEMORY_BYTES): make it smaller, or its functions", s.cfg.CompileMemoryBytes)}
@@ -186,6 +192,47 @@ func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAns
 		return answer, fmt.Errorf("compile: the compiler of module %s was killed", module)
 	}
 	return answer, &costlyError{module, fmt.Sprintf("its compiler died (%s): %s", p.how, engineText(lines))}
+}
+
+// lateness says whether a compilation was ended for its time.
+type lateness int32
+
+const (
+	inTime  lateness = iota
+	tooLong          // its limit is over, and it had a processor for half of that
+	starved          // it had not
+)
+
+// limitTime kills a child whose time is over. The function it returns ends that, and
+// says what it came to.
+func (s *Supervisor) limitTime(p *process) func() lateness {
+	limit := s.cfg.CompileTimeout
+	done, came := make(chan struct{}), make(chan lateness, 1)
+	go func() {
+		began, timer := time.Now(), time.NewTimer(limit)
+		defer timer.Stop()
+		for {
+			select {
+			case <-done:
+				came <- inTime
+				return
+			case <-timer.C:
+			}
+			used, known := processorTime(p.command.Process.Pid)
+			switch busy := known && used < limit/2; {
+			case !busy:
+				p.kill(nil)
+				came <- tooLong
+				return
+			case time.Since(began) >= busyHost*limit:
+				p.kill(nil)
+				came <- starved
+				return
+			}
+			timer.Reset(limit / 4)
+		}
+	}()
+	return func() lateness { close(done); return <-came }
 }
 
 // exhausted waits for a child that closed its socket and reports whether its

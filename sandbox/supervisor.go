@@ -32,7 +32,8 @@ type ProcessConfig struct {
 	// Density is how many guests run in one process at a time; 0 is 1. With more
 	// than one, a guest that brings its process down takes others along.
 	Density int
-	// CompileTimeout bounds one compilation; 0 is 60 s.
+	// CompileTimeout bounds one compilation; 0 is 60 s. On a busy host it is longer:
+	// until the compiler had a processor for half of it, at most ten times as long.
 	CompileTimeout time.Duration
 	// CompileMemoryBytes bounds what one compilation may map; 0 is 3 GiB.
 	CompileMemoryBytes int64
