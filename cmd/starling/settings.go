@@ -3,17 +3,20 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/kelseyhightower/envconfig"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"starling/broker"
 	"starling/completion"
@@ -162,7 +165,8 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 			DeadlineSeconds: s.CeilingDeadlineSeconds, WorkdirBytes: s.CeilingWorkdirBytes,
 		},
 	}
-	err := cfg.Validate()
+	err := errors.Join(cfg.Validate(),
+		usableDir("STARLING_WORK_ROOT (--work-root)", s.WorkRoot), usableDir("STARLING_CACHE_DIR (--cache-dir)", s.CacheDir))
 	if s.Secrets != "" {
 		var problem error
 		if cfg.Secrets, problem = worker.ReadSecrets(s.Secrets); problem != nil {
@@ -176,6 +180,25 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 		return cfg, &usageError{err}
 	}
 	return cfg, nil
+}
+
+// usableDir reports a directory that is not there and cannot be made, or that cannot
+// be written to. It makes nothing.
+func usableDir(setting, dir string) error {
+	for at := dir; ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		switch {
+		case err == nil && !info.IsDir():
+			return fmt.Errorf("%s is %s: %s is no directory", setting, dir, at)
+		case err == nil:
+			if err = unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
+				return fmt.Errorf("%s is %s: %s cannot be written to: %w", setting, dir, at, err)
+			}
+			return nil
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) || at == filepath.Dir(at):
+			return fmt.Errorf("%s is %s: %w", setting, dir, unwrapPath(err))
+		}
+	}
 }
 
 // sandboxSettings say where guests run.
@@ -387,16 +410,17 @@ func expected(typeName string) string {
 	return ""
 }
 
-// flagError words a flag's value that cannot be read, as variableError does.
-func flagError(_ *cobra.Command, err error) error {
+// flagError words a flag's value that cannot be read, as variableError does; of other
+// errors it says where the flags are listed.
+func flagError(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
 		flag := invalid.GetFlag()
 		if kind := expected(flag.Value.Type()); kind != "" {
-			err = fmt.Errorf("--%s is %q: it is %s", flag.Name, invalid.GetValue(), kind)
+			return &usageError{fmt.Errorf("--%s is %q: it is %s", flag.Name, invalid.GetValue(), kind)}
 		}
 	}
-	return &usageError{err}
+	return &usageError{fmt.Errorf("%w; %s", err, seeHelp(cmd))}
 }
 
 // bindAll adds groups to a command; the first error stops the command before
