@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/mattn/go-isatty"
@@ -80,6 +81,7 @@ deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 		a.dispatchCommand(), a.watchCommand(), a.resultCommand(), a.cancelCommand(),
 		a.psCommand(), a.workersCommand(), a.drainCommand(), a.statsCommand(), a.dlqCommand(), a.redeliverCommand(), a.doctorCommand(), a.doorCommand(), a.benchCommand(), a.sandboxCommand(), a.versionCommand(),
 	)
+	wrapHelp(root)
 	root.InitDefaultCompletionCmd() // else it is added after this
 	for _, cmd := range root.Commands() {
 		if cmd.Name() == "completion" {
@@ -88,6 +90,14 @@ deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 		}
 	}
 	return root
+}
+
+// helpWidth is the longest line of --help, in columns.
+const helpWidth = 100
+
+// wrapHelp wraps the flags in the help of a command and of those below it.
+func wrapHelp(cmd *cobra.Command) {
+	cmd.SetUsageTemplate(strings.ReplaceAll(cmd.UsageTemplate(), ".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", helpWidth)))
 }
 
 // logger writes to stderr: text for people, or JSON.

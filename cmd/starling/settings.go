@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kelseyhightower/envconfig"
 	"github.com/spf13/cobra"
@@ -461,7 +462,7 @@ func unknownVariables() []string {
 	return unknown
 }
 
-// variableTable is the table of variables, for the help and the docs.
+// variableTable is the table of variables, for the help.
 func variableTable(all ...any) string {
 	var out strings.Builder
 	for _, group := range all {
@@ -470,8 +471,25 @@ func variableTable(all ...any) string {
 			if fallback == "" {
 				fallback = "—"
 			}
-			fmt.Fprintf(&out, "  %-34s %-10s %s\n", s.variable, fallback, s.usage)
+			for _, text := range wrapped(s.usage, helpWidth-48) {
+				fmt.Fprintf(&out, "  %-34s %-10s %s\n", s.variable, fallback, text)
+				s.variable, fallback = "", ""
+			}
 		}
 	}
 	return out.String()
+}
+
+// wrapped are the lines of a text, each of at most width columns where its words allow.
+func wrapped(text string, width int) []string {
+	var lines []string
+	for _, word := range strings.Fields(text) {
+		last := len(lines) - 1
+		if last < 0 || utf8.RuneCountInString(lines[last])+1+utf8.RuneCountInString(word) > width {
+			lines = append(lines, word)
+			continue
+		}
+		lines[last] += " " + word
+	}
+	return lines
 }
