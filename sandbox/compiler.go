@@ -179,9 +179,9 @@ func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAns
 	case s.ctx.Err() != nil:
 		return answer, ErrClosed
 	case late:
-		return answer, &costlyError{module, fmt.Sprintf("it takes longer than the compile time limit of %s (STARLING_COMPILE_TIMEOUT): make it smaller, or its functions", s.cfg.CompileTimeout)}
+		return answer, &costlyError{module, fmt.Sprintf("it takes longer than the compile time limit of %s: make it smaller, or its functions; or raise the worker's STARLING_COMPILE_TIMEOUT (--compile-timeout)", s.cfg.CompileTimeout)}
 	case outOfMemory(lines):
-		return answer, &costlyError{module, fmt.Sprintf("it takes more than the compile memory limit of %d bytes (STARLING_COMPILE_MEMORY_BYTES): make it smaller, or its functions", s.cfg.CompileMemoryBytes)}
+		return answer, &costlyError{module, fmt.Sprintf("it takes more than the compile memory limit of %d bytes: make it smaller, or its functions; or raise the worker's STARLING_COMPILE_MEMORY_BYTES (--compile-memory-bytes)", s.cfg.CompileMemoryBytes)}
 	case strings.Contains(p.how, "killed"): // by the system, when it was short of memory
 		return answer, fmt.Errorf("compile: the compiler of module %s was killed", module)
 	}

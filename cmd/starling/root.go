@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
 	"strings"
 	"syscall"
 
@@ -120,16 +119,4 @@ func (a *app) quietLogger() *slog.Logger {
 		quiet.log.LogLevel = "warn"
 	}
 	return quiet.logger()
-}
-
-// stopSignals are SIGINT and SIGTERM: the first asks to stop, the second again.
-func stopSignals() (<-chan os.Signal, func()) {
-	c := make(chan os.Signal, 2) // both are heard even when nobody listens yet
-	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
-	return c, func() { signal.Stop(c) }
-}
-
-// untilSignal is done at the first SIGINT or SIGTERM.
-func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 }
