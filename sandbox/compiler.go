@@ -61,6 +61,7 @@ func (s *Supervisor) make(module string, digest protocol.Digest) (code, error) {
 		s.memory.keep(digest, found)
 		return found, nil
 	}
+	defer s.cfg.Compiling(digest)()
 	// The lock first: a process that stands still with it in hand holds up what
 	// has the same lock, and no place of others.
 	unlock, err := cache.lock(s.ctx, digest, s.cfg.CompileTimeout)

@@ -159,11 +159,9 @@ func (f *runFlags) fleet(log *slog.Logger) (fleetConfig, error) {
 // startRun starts a fleet for one capsule, whose server keeps its data in store.
 func (a *app) startRun(ctx context.Context, cfg fleetConfig, log *slog.Logger, store string, capsule source) (*fleet, error) {
 	cfg.server.StoreDir = store
-	cfg.around = func(g guests) guests {
-		return toldGuests{g, func() func() {
-			return a.unlessQuick("compiling %s (%s) for this host; it is kept in %s for the next run",
-				capsule.manifest.Name, megabytes(len(capsule.module)), cfg.worker.CacheDir)
-		}}
+	cfg.compiling = func(protocol.Digest) func() {
+		return a.unlessQuick("compiling %s (%s) for this host; it is kept in %s for the next run",
+			capsule.manifest.Name, megabytes(len(capsule.module)), cfg.worker.CacheDir)
 	}
 	return startFleet(ctx, cfg, log)
 }

@@ -227,10 +227,11 @@ type guests interface {
 	Close() error
 }
 
-// open starts what runs guests for a worker.
-func (s sandboxSettings) open(cfg worker.Config, log *slog.Logger) (guests, error) {
+// open starts what runs guests for a worker. compiling may be nil: see
+// [sandbox.Config].
+func (s sandboxSettings) open(cfg worker.Config, log *slog.Logger, compiling func(protocol.Digest) (done func())) (guests, error) {
 	engine := sandbox.Config{
-		CacheDir: cfg.CacheDir, MaxModuleBytes: s.MaxModuleBytes, Logger: log,
+		CacheDir: cfg.CacheDir, MaxModuleBytes: s.MaxModuleBytes, Compiling: compiling, Logger: log,
 		Guests: min(cfg.Slots, sandbox.MaxGuests), ResidentBytes: s.ResidentBytes,
 	}
 	if engine.ResidentBytes == 0 {
