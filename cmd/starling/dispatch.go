@@ -205,7 +205,7 @@ func (a *app) whileSilent(ctx context.Context, bus *broker.Bus, rec protocol.Rec
 	looking.Go(func() {
 		ticker := time.NewTicker(watchPatience)
 		defer ticker.Stop()
-		for told := (protocol.Status)(""); told != protocol.StatusWorking; {
+		for told := protocol.Status(""); told != protocol.StatusWorking; {
 			select {
 			case <-ticker.C:
 			case <-ctx.Done():
