@@ -131,7 +131,7 @@ func (x *examination) servers() {
 	offline, behind := missed{what: "offline"}, missed{what: "behind"}
 	for _, s := range x.inspected.Streams {
 		var late []string
-		lost := s.Offline
+		lost := slices.Clone(s.Offline)
 		for _, server := range s.Behind { // each stream's leader learns by itself who is gone
 			if gone[server] {
 				lost = append(lost, server)
