@@ -32,7 +32,8 @@ type StreamState struct {
 	MaxMsgs  int64 // -1: no limit
 	MaxBytes int64 // -1: no limit
 	Replicas int
-	Offline  int // replicas that are not there, or not current
+	Offline  []string // servers whose replicas are not there
+	Behind   []string // servers whose replicas are there, and not current
 }
 
 // Inspection is the topology as it stands.
@@ -105,8 +106,10 @@ func streamState(info *jetstream.StreamInfo) StreamState {
 	}
 	if info.Cluster != nil {
 		for _, peer := range info.Cluster.Replicas {
-			if peer.Offline || !peer.Current {
-				s.Offline++
+			if peer.Offline {
+				s.Offline = append(s.Offline, peer.Name)
+			} else if !peer.Current {
+				s.Behind = append(s.Behind, peer.Name)
 			}
 		}
 	}

@@ -13,6 +13,21 @@ var limitFlags = []struct{ suffix, flag string }{
 	{"_JOBS", "--max-job-bytes"}, {"_TASKS", "--max-frame-bytes"}, {"-delegations", "--max-ledger-bytes"}, {"-results", "--max-result-bytes"},
 }
 
+// placing is [notPlaced] for the tries of one request. A lack of servers is logged at the
+// first: the next tries wait for those of a cluster that just starts.
+func (b *Bus) placing(what string, c jetstream.StreamConfig) func(error) error {
+	told := false
+	return func(err error) error {
+		err = notPlaced(what, c, err)
+		if errors.Is(err, ErrUnavailable) && !told {
+			told = true
+			b.log.Warn("stream not placed: waiting for servers that may be starting", "stream", c.Name,
+				"wait", adminWithin.String(), "error", err)
+		}
+		return err
+	}
+}
+
 // notPlaced names the stream, its limit or its replicas and the fix, where that is what
 // err is about.
 func notPlaced(what string, c jetstream.StreamConfig, err error) error {

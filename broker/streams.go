@@ -209,19 +209,21 @@ func (b *Bus) ensureStream(ctx context.Context, w wantedStream) error {
 	switch {
 	case w.update != nil:
 		b.log.Info("updating stream", "stream", w.config.Name)
+		placed := b.placing("updating", *w.update)
 		return b.settled(ctx, func(ctx context.Context) error {
 			_, err := b.js.UpdateStream(ctx, *w.update)
-			return notPlaced("updating", *w.update, err)
+			return placed(err)
 		})
 	case w.exists:
 		return nil
 	}
+	placed := b.placing("creating", w.config)
 	return b.settled(ctx, func(ctx context.Context) error {
 		_, err := b.js.CreateStream(ctx, w.config)
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			return b.check(ctx, &w)
 		}
-		return notPlaced("creating", w.config, err)
+		return placed(err)
 	})
 }
 

@@ -3,6 +3,7 @@ package broker_test
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -335,9 +336,22 @@ func TestReplicasThatTheServersCannotHoldAreTold(t *testing.T) {
 	t.Parallel()
 	alone := connected(t, testenv.NATS(t).URL())
 	wantError(t, "Init()", alone.Init(t.Context(), broker.InitConfig{Replicas: 3}), broker.ErrRefused, "in no cluster", "--replicas")
-	three := connected(t, testenv.Cluster(t).URL())
-	wantError(t, "Init()", three.Init(t.Context(), broker.InitConfig{Replicas: 5}), broker.ErrUnavailable,
-		"STARLING_JOBS", "5 replicas need as many servers", "--replicas")
+	logged := &said{}
+	three := connected(t, testenv.Cluster(t).URL(), func(c *broker.Config) { c.Logger = slog.New(slog.NewTextHandler(logged, nil)) })
+	done := make(chan error, 1)
+	go func() { done <- three.Init(t.Context(), broker.InitConfig{Replicas: 5}) }()
+	const says = "5 replicas need as many servers"
+	testenv.EventuallyTrue(t, 20*time.Second, "it is said while it is waited for", func() bool { return strings.Contains(logged.String(), says) })
+	select {
+	case err := <-done:
+		t.Errorf("Init() = %v at once", err)
+		done <- err
+	default:
+	}
+	wantError(t, "Init()", <-done, broker.ErrUnavailable, "STARLING_JOBS", says, "--replicas")
+	if n := strings.Count(logged.String(), says); n != 1 {
+		t.Errorf("it is said %d times:\n%s", n, logged.String())
+	}
 }
 
 func TestTheLedgerIsMirrored(t *testing.T) {

@@ -297,6 +297,21 @@ type NetworkRule struct {
 	Port   string
 }
 
+// String is the rule as an entry of network.allow.
+func (r NetworkRule) String() string {
+	host := r.Host
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	if r.Port != "" {
+		host += ":" + r.Port
+	}
+	if r.Scheme != "" {
+		host = r.Scheme + "://" + host
+	}
+	return host
+}
+
 // ParseNetworkRule reads "scheme://host[:port]", "host:port" or "host". A
 // scheme without a port means that scheme's own port.
 func ParseNetworkRule(entry string) (NetworkRule, error) {

@@ -61,6 +61,7 @@ func (s *Supervisor) make(module string, digest protocol.Digest) (code, error) {
 		s.memory.keep(digest, found)
 		return found, nil
 	}
+	defer s.cfg.Compiling(digest)()
 	// The lock first: a process that stands still with it in hand holds up what
 	// has the same lock, and no place of others.
 	unlock, err := cache.lock(s.ctx, digest, busyHost*s.cfg.CompileTimeout)
@@ -185,9 +186,9 @@ func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAns
 	case late == starved:
 		return answer, fmt.Errorf("compile: this host gave the compiler of module %s too little processor time: it was not done in %s", module, busyHost*s.cfg.CompileTimeout)
 	case late == tooLong:
-		return answer, &costlyError{module, fmt.Sprintf("it takes longer than the compile time limit of %s (STARLING_COMPILE_TIMEOUT): make it smaller, or its functions", s.cfg.CompileTimeout)}
+		return answer, &costlyError{module, fmt.Sprintf("it takes longer than the compile time limit of %s: make it smaller, or its functions; or raise the worker's STARLING_COMPILE_TIMEOUT (--compile-timeout)", s.cfg.CompileTimeout)}
 	case outOfMemory(lines):
-		return answer, &costlyError{module, fmt.Sprintf("it takes more than the compile memory limit of %d bytes (STARLING_COMPILE_MEMORY_BYTES): make it smaller, or its functions", s.cfg.CompileMemoryBytes)}
+		return answer, &costlyError{module, fmt.Sprintf("it takes more than the compile memory limit of %d bytes: make it smaller, or its functions; or raise the worker's STARLING_COMPILE_MEMORY_BYTES (--compile-memory-bytes)", s.cfg.CompileMemoryBytes)}
 	case strings.Contains(p.how, "killed"): // by the system, when it was short of memory
 		return answer, fmt.Errorf("compile: the compiler of module %s was killed", module)
 	}

@@ -48,11 +48,11 @@ func TestACompileBombIsRefusedAndCostsNobodyElse(t *testing.T) {
 	}{
 		"time": {
 			func(c *sandbox.ProcessConfig) { c.CompileTimeout = 2 * time.Second },
-			"takes longer than the compile time limit of 2s (STARLING_COMPILE_TIMEOUT)",
+			"takes longer than the compile time limit of 2s: make it smaller, or its functions; or raise the worker's STARLING_COMPILE_TIMEOUT (--compile-timeout)",
 		},
 		"memory": {
 			func(c *sandbox.ProcessConfig) { c.CompileMemoryBytes = 256 << 20; c.CompileTimeout = 10 * time.Minute },
-			"takes more than the compile memory limit of 268435456 bytes (STARLING_COMPILE_MEMORY_BYTES)",
+			"takes more than the compile memory limit of 268435456 bytes: make it smaller, or its functions; or raise the worker's STARLING_COMPILE_MEMORY_BYTES (--compile-memory-bytes)",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

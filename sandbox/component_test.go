@@ -316,7 +316,7 @@ func TestMurmurComponent(t *testing.T) {
 // TestComponentsAreRefused with a sentence that names what to do.
 func TestComponentsAreRefused(t *testing.T) {
 	t.Parallel()
-	const off = "is a WASI 0.2 component, which this build does not run unless STARLING_COMPONENTS is on"
+	const off = "is a WASI 0.2 component, and components are off: turn them on for the worker with STARLING_COMPONENTS=on"
 	module := command(t, "", `(i32.const 0)`)
 	dir := t.TempDir() // which holds its compiled form then
 	on := withComponents(t, func(c *sandbox.ProcessConfig) { c.CacheDir = dir })

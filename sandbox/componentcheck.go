@@ -28,8 +28,8 @@ const (
 
 // refuseComponent says what to do where components do not run.
 func refuseComponent(path string) error {
-	return refusef("module %s is a WASI 0.2 component, which this build does not run unless STARLING_COMPONENTS is on"+
-		" and guests run in sandbox processes: set that for the worker, or build it as a core module for WASI preview 1 (wasm32-wasip1)", path)
+	return refusef("module %s is a WASI 0.2 component, and components are off: turn them on for the worker with STARLING_COMPONENTS=on"+
+		" (--components on), where guests run in sandbox processes, or build it as a core module for WASI preview 1 (wasm32-wasip1)", path)
 }
 
 func checkComponent(path string, binary []byte) (*wasm.Component, error) {

@@ -48,6 +48,10 @@ type Config struct {
 	ResidentBytes int64
 	// HTTP is how guests' requests are made.
 	HTTP HTTPConfig
+	// Compiling is called when a module is compiled, or another process that compiles
+	// it is waited for, and what it returns when that is over; nil: nobody is told. A
+	// module that is in the cache is not compiled. Several modules may be at a time.
+	Compiling func(protocol.Digest) (done func())
 	// Logger is given what an operator should know; nil discards it.
 	Logger *slog.Logger
 }
@@ -99,6 +103,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Tick == 0 {
 		c.Tick = 5 * time.Millisecond
+	}
+	if c.Compiling == nil {
+		c.Compiling = func(protocol.Digest) func() { return func() {} }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -18,7 +18,16 @@ import (
 type Network struct {
 	Allow   []protocol.NetworkRule
 	Secrets []Secret
+
+	// Misdirected is told when the guest asks for one of Secrets in a request to an
+	// origin (scheme://host), or in a header, that it is not bound to: the request was
+	// refused. It is called by several goroutines at a time and must not block; nil:
+	// nobody is told.
+	Misdirected func(s Secret, origin, header string)
 }
+
+// MinSecretBytes is the length of the shortest value of a secret.
+const MinSecretBytes = egress.MinSecretBytes
 
 // Secret is one value of the operator's store. It stays in the process that
 // called Run.

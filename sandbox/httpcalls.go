@@ -41,7 +41,7 @@ func newHTTPCalls(ctx context.Context, cfg HTTPConfig, n Network) *httpCalls {
 	c := &httpCalls{
 		client: egress.NewClient(
 			egress.Config{Roots: cfg.Roots, Resolver: cfg.resolver, Limits: cfg.limits},
-			egress.Policy{Allow: n.Allow, Secrets: n.Secrets},
+			egress.Policy{Allow: n.Allow, Secrets: n.Secrets, Misdirected: n.Misdirected},
 		),
 		calls:   map[uint32]*httpCall{},
 		running: make(chan struct{}, 2*egress.MaxInFlight),

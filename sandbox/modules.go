@@ -136,6 +136,7 @@ func (m *modules) cachedOrCompiled(src source, c *compiled) error {
 	if m.cached(c) == nil {
 		return nil
 	}
+	defer m.engine.cfg.Compiling(src.digest)()
 	log := m.engine.cfg.Logger.With(slog.String("digest", string(src.digest)))
 	unlock, err := m.lock(src.digest)
 	if err != nil {

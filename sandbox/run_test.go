@@ -122,7 +122,7 @@ func TestRefused(t *testing.T) {
 	}{
 		{"no WebAssembly", bytes("#!/bin/sh\necho hello\n"), "is no WebAssembly"},
 		{"empty", bytes(""), "is no WebAssembly"},
-		{"component", bytes("\x00asm\x0d\x00\x01\x00"), "is a WASI 0.2 component, which this build does not run"},
+		{"component", bytes("\x00asm\x0d\x00\x01\x00"), "is a WASI 0.2 component, and components are off"},
 		{"cut off", bytes("\x00asm\x01\x00\x00\x00\x01\x7f\x01"), "cannot be read"},
 		{"another version", bytes("\x00asm\x02\x00\x00\x00"), "cannot be read"},
 		{"too large", bytes("\x00asm\x01\x00\x00\x00" + strings.Repeat("x", 1000)), "has more than 1000 bytes"},

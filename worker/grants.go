@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"starling/protocol"
 	"starling/sandbox"
@@ -107,7 +108,25 @@ func (a *attempt) network() sandbox.Network {
 	if unknown != nil { // the guest is not told which: names are the operator's
 		a.log.Warn("the capsule asks for secrets that this worker does not have", "secrets", unknown)
 	}
+	n.Misdirected = a.misdirected()
 	return n
+}
+
+// misdirected warns once of each secret that the guest wants to send where it is not
+// bound to. The guest is not told why: names and hosts are the operator's.
+func (a *attempt) misdirected() func(sandbox.Secret, string, string) {
+	var warned sync.Map // by name
+	return func(s sandbox.Secret, origin, header string) {
+		if _, before := warned.LoadOrStore(s.Name, true); before {
+			return
+		}
+		var hosts []string
+		for _, r := range s.Hosts {
+			hosts = append(hosts, r.String())
+		}
+		a.log.Warn("a secret was asked for where it is not bound to: the request was refused",
+			"secret", s.Name, "host", origin, "header", header, "bound_hosts", hosts, "bound_headers", s.Headers)
+	}
 }
 
 // environment is the guest's whole environment: what the manifest allows, the

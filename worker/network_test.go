@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -31,7 +32,9 @@ func TestCapsulesCallWhatTheyAreGranted(t *testing.T) {
 	f := newFleet(t)
 	m := f.hire(t, func(c *worker.Config) {
 		c.Ceiling.Network = []string{server.URL, "api.example.com"}
-		c.Secrets = secrets(t, "MODEL: {value: "+value+", hosts: ["+server.URL+"]}\n")
+		c.Secrets = secrets(t, "MODEL: {value: "+value+", hosts: ["+server.URL+"]}\n"+
+			"ELSEWHERE: {value: "+value+"-2, hosts: ['https://api.example.com']}\n"+
+			"HEADER: {value: "+value+"-3, hosts: ["+server.URL+"], headers: [X-Key]}\n")
 	})
 	module, err := os.ReadFile(testenv.WAT(t, "fetch"))
 	if err != nil {
@@ -50,6 +53,14 @@ func TestCapsulesCallWhatTheyAreGranted(t *testing.T) {
 		"unknown": {
 			network: []string{server.URL}, secrets: []string{"SEARCH"}, head: "/\nX: ${secret:SEARCH}\n",
 			want: `the secret "SEARCH" is not granted in the header X`, status: protocol.StatusOK,
+		},
+		"another host": { // twice, and one warning
+			network: []string{server.URL}, secrets: []string{"ELSEWHERE"}, head: "/\nX: ${secret:ELSEWHERE}${secret:ELSEWHERE}\n",
+			want: `the secret "ELSEWHERE" is not granted in the header X`, status: protocol.StatusOK,
+		},
+		"another header": {
+			network: []string{server.URL}, secrets: []string{"HEADER"}, head: "/\nAuthorization: ${secret:HEADER}\n",
+			want: `the secret "HEADER" is not granted in the header Authorization`, status: protocol.StatusOK,
 		},
 		"no network": {secrets: []string{"MODEL"}, head: "/\n" + auth, want: server.URL + " is not granted: capabilities.network.allow is empty", status: protocol.StatusOK},
 		"narrowed network": {
@@ -86,6 +97,19 @@ func TestCapsulesCallWhatTheyAreGranted(t *testing.T) {
 	}
 	if line := m.log.wait(t, "the capsule asks for secrets that this worker does not have"); line.attrs["secrets"] != "[SEARCH]" {
 		t.Errorf("logged %v, want the name SEARCH", line.attrs)
+	}
+	misdirected := map[string]string{}
+	for _, line := range m.log.all() {
+		if line.message == "a secret was asked for where it is not bound to: the request was refused" {
+			misdirected[line.attrs["secret"]] += fmt.Sprintf("%s in %s, not %s %s of %s\n", line.attrs["host"], line.attrs["header"],
+				line.attrs["bound_hosts"], line.attrs["bound_headers"], line.attrs["capsule"])
+		}
+	}
+	if want := map[string]string{
+		"ELSEWHERE": server.URL + " in X, not [https://api.example.com:443] [] of another-host@1.0.0\n",
+		"HEADER":    server.URL + " in Authorization, not [" + server.URL + "] [x-key] of another-header@1.0.0\n",
+	}; !maps.Equal(misdirected, want) {
+		t.Errorf("logged %q, want %q", misdirected, want)
 	}
 	for _, line := range m.log.all() {
 		if strings.Contains(fmt.Sprint(line), value) {

@@ -34,7 +34,7 @@ const maxSecretsBytes = 1 << 20
 // ReadSecrets reads a store: a YAML file of names, each with value, hosts, and
 // headers if it is for some only. It is refused when anybody but its owner can read
 // it, or when that is neither this user nor root. No error holds anything that the
-// file says but names of secrets, and a host that lacks its scheme.
+// file says but names of secrets and of keys, and a host that lacks its scheme.
 func ReadSecrets(path string) (Secrets, error) {
 	text, err := readPrivate(path)
 	if err != nil {
@@ -99,12 +99,12 @@ func parseSecrets(text []byte) (Secrets, error) {
 			problems = append(problems, fmt.Errorf("line %d: a secret's name has letters, digits and _, and begins with no digit", name.Line))
 			continue
 		}
-		secret, err := parseSecret(name.Value, root.Content[i+1])
+		secret, line, err := parseSecret(name, root.Content[i+1])
 		if _, twice := store.byName[name.Value]; twice {
-			err = errors.New("it is there twice")
+			line, err = name.Line, errors.New("it is there twice")
 		}
 		if err != nil {
-			problems = append(problems, fmt.Errorf("%s, line %d: %w", name.Value, name.Line, err))
+			problems = append(problems, fmt.Errorf("%s, line %d: %w", name.Value, line, err))
 			continue
 		}
 		store.byName[name.Value] = secret
@@ -112,23 +112,22 @@ func parseSecrets(text []byte) (Secrets, error) {
 	return store, errors.Join(problems...)
 }
 
-func parseSecret(name string, entry *yaml.Node) (sandbox.Secret, error) {
-	secret := sandbox.Secret{Name: name}
+// parseSecret reads one secret. line is where the error is.
+func parseSecret(name, entry *yaml.Node) (secret sandbox.Secret, line int, _ error) {
+	secret.Name = name.Value
 	if entry.Kind != yaml.MappingNode {
-		return secret, errors.New("want value and hosts below the name")
+		return secret, name.Line, errors.New("want value and hosts below the name")
 	}
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(entry.Content); i += 2 {
 		key, value := entry.Content[i], entry.Content[i+1]
 		var err error
-		twice := seen[key.Value]
-		seen[key.Value] = true
 		switch {
-		case twice:
-			err = errors.New("a key is there twice")
+		case seen[key.Value]:
+			err = errors.New("the key is there twice")
 		case key.Value == "value":
 			if value.Kind != yaml.ScalarNode || value.ShortTag() == "!!binary" {
-				err = errors.New("value is a text")
+				err = errors.New("want a text")
 			}
 			secret.Value = value.Value
 		case key.Value == "hosts":
@@ -143,14 +142,26 @@ func parseSecret(name string, entry *yaml.Node) (sandbox.Secret, error) {
 				}
 			}
 		default:
-			err = errors.New("there is a key other than value, hosts and headers")
+			return secret, key.Line, fmt.Errorf("%s: a secret has value, hosts and headers", unknownKey(key.Value))
 		}
 		if err != nil {
-			return secret, fmt.Errorf("line %d: %w", key.Line, err)
+			return secret, key.Line, fmt.Errorf("%s: %w", key.Value, err)
 		}
+		seen[key.Value] = true
 	}
-	return secret, secret.Validate()
+	return secret, name.Line, secret.Validate()
 }
+
+// unknownKey names a key that there is not, unless it is long enough to be a value that
+// stands in the wrong place.
+func unknownKey(key string) string {
+	if len(key) < sandbox.MinSecretBytes && keyLike.MatchString(key) {
+		return "there is no key " + key
+	}
+	return "there is another key"
+}
+
+var keyLike = regexp.MustCompile(`^[A-Za-z_]+$`)
 
 func texts(list *yaml.Node) ([]string, error) {
 	var all []string
@@ -171,7 +182,7 @@ func rules(hosts []string) ([]protocol.NetworkRule, error) {
 	for _, entry := range hosts {
 		rule, err := protocol.ParseNetworkRule(entry)
 		if err != nil {
-			return nil, errors.New("a host is no network rule: write https://host[:port]")
+			return nil, errors.New("one is no network rule: write https://host[:port]")
 		}
 		all = append(all, rule)
 	}

@@ -31,12 +31,15 @@ func TestSecretsAreRefused(t *testing.T) {
 		"a value for a name":     {text: secretValue + ": {}", want: "line 1: a secret's name has letters"},
 		"no hosts":               {text: entry(""), want: "MODEL, line 1: it has no hosts"},
 		"a host without scheme":  {text: entry("  hosts: [a.example]\n"), want: "its host a.example has no scheme: write https://a.example"},
-		"a host that is none":    {text: entry("  hosts: ['https://" + secretValue + "!']\n"), want: "line 3: a host is no network rule"},
-		"hosts that are no list": {text: entry("  hosts: " + secretValue + "\n"), want: "line 3: want a list of texts"},
-		"an unknown key":         {text: entry("  hosts: [https://a.example]\n  " + secretValue + ": x\n"), want: "line 4: there is a key other than"},
+		"a host that is none":    {text: entry("  hosts: ['https://" + secretValue + "!']\n"), want: "MODEL, line 3: hosts: one is no network rule"},
+		"hosts that are no list": {text: entry("  hosts: " + secretValue + "\n"), want: "MODEL, line 3: hosts: want a list of texts"},
+		"an unknown key":         {text: entry("  hosts: [https://a.example]\n  " + secretValue + ": x\n"), want: "MODEL, line 4: there is another key: a secret has value, hosts and headers"},
+		"a key misspelt":         {text: entry("  host: [https://a.example]\n"), want: "MODEL, line 3: there is no key host: a secret has value, hosts and headers"},
+		"a short password":       {text: "MODEL: {a1b2c3: x}\n", want: "MODEL, line 1: there is another key"},
+		"all on one line":        {text: "MODEL: {value: 'x', hosts: a}\n", want: ": MODEL, line 1: hosts: want a list of texts"},
 		"two documents":          {text: entry("  hosts: [https://a.example]\n") + "---\nB: {}\n", want: "more than one document"},
-		"hosts twice":            {text: entry("  hosts: [https://a.example]\n  hosts: [https://b.example]\n"), want: "a key is there twice"},
-		"a value in base64":      {text: "A:\n  value: !!binary c2VjcmV0c2VjcmV0\n  hosts: [https://a.example]\n", want: "value is a text"},
+		"hosts twice":            {text: entry("  hosts: [https://a.example]\n  hosts: [https://b.example]\n"), want: "MODEL, line 4: hosts: the key is there twice"},
+		"a value in base64":      {text: "A:\n  value: !!binary c2VjcmV0c2VjcmV0\n  hosts: [https://a.example]\n", want: "A, line 2: value: want a text"},
 		"a header that is none":  {text: entry("  hosts: [https://a.example]\n  headers: ['x y']\n"), want: "is no header's name"},
 		"a short value":          {text: "MODEL:\n  value: short\n  hosts: [https://a.example]\n", want: "its value has 5 bytes: it is 8 to 8192"},
 		"a line feed":            {text: "MODEL:\n  value: \"" + secretValue + "\\nx\"\n  hosts: [https://a.example]\n", want: "cannot stand in a header"},
@@ -52,6 +55,9 @@ func TestSecretsAreRefused(t *testing.T) {
 			_, err := ReadSecrets(secretsFile(t, test.text, mode))
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("ReadSecrets = %v, want %q in it", err, test.want)
+			}
+			if n := strings.Count(err.Error(), "line "); n > 1 {
+				t.Errorf("the error names %d lines: %v", n, err)
 			}
 			if strings.Contains(err.Error(), secretValue) {
 				t.Errorf("the error holds the value: %v", err)

@@ -20,7 +20,7 @@ func TestRunComponent(t *testing.T) {
 	if off.status != exitUsage || off.out != "" {
 		t.Errorf("run = %d, %q, want %d", off.status, off.out, exitUsage)
 	}
-	contains(t, "stderr", off.err, "is a WASI 0.2 component, which this build does not run unless STARLING_COMPONENTS is on")
+	contains(t, "stderr", off.err, "is a WASI 0.2 component, and components are off: turn them on for the worker with STARLING_COMPONENTS=on")
 	murmur := starling(t, "", runArgs(t, "run", testenv.WAT(t, "murmur"), "--task", "a task", "--components", "on")...)
 	if murmur.status != exitOK || murmur.out != "hello from murmur\n" {
 		t.Errorf("run of murmur:capsule/run = %d, %q\n%s", murmur.status, murmur.out, murmur.err)
@@ -68,7 +68,7 @@ func TestFleetComponent(t *testing.T) {
 			if got.status != exitCrashed {
 				t.Errorf("dispatch = %d, want %d", got.status, exitCrashed)
 			}
-			contains(t, "stderr", got.err, "is a WASI 0.2 component, which this build does not run unless STARLING_COMPONENTS is on")
+			contains(t, "stderr", got.err, "is a WASI 0.2 component, and components are off: turn them on for the worker with STARLING_COMPONENTS=on")
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -160,7 +161,7 @@ func (a *app) attend(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job
 	defer stop()
 	var err error
 	if f.follow {
-		err = a.followed(inTime, bus, job, f.json)
+		err = a.followed(inTime, bus, job, rec, f.json)
 	}
 	ended := rec
 	if err == nil {
@@ -184,14 +185,49 @@ func (a *app) attend(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job
 }
 
 // followed shows a task to its end.
-func (a *app) followed(ctx context.Context, bus *broker.Bus, job protocol.Job, asJSON bool) error {
+func (a *app) followed(ctx context.Context, bus *broker.Bus, job protocol.Job, rec protocol.Record, asJSON bool) error {
 	watch, err := bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
 	if err != nil {
 		return err
 	}
 	defer watch.Close()
-	_, err = follow(ctx, bus, watch, newShower(a.out, a.err, asJSON), a.out)
+	shown := &firstFrame{shower: newShower(a.out, a.err, asJSON)}
+	defer a.whileSilent(ctx, bus, rec, &shown.seen)()
+	_, err = follow(ctx, bus, watch, shown, a.out)
 	return err
+}
+
+// whileSilent says where a delegation is whose first frame is long in coming, until
+// the returned function is called.
+func (a *app) whileSilent(ctx context.Context, bus *broker.Bus, rec protocol.Record, seen *atomic.Bool) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var looking sync.WaitGroup
+	looking.Go(func() {
+		ticker := time.NewTicker(watchPatience)
+		defer ticker.Stop()
+		for told := protocol.Status(""); told != protocol.StatusWorking; {
+			select {
+			case <-ticker.C:
+			case <-ctx.Done():
+				return
+			}
+			now, err := bus.ReadRecord(ctx, rec.Spawner.SessionID, rec.DelegationID, 0)
+			if err != nil || seen.Load() || now.Record.Status.Final() {
+				return // what is wrong is said by who follows
+			}
+			if now.Record.Status == told {
+				continue
+			}
+			told = now.Record.Status
+			if told == protocol.StatusWorking {
+				fmt.Fprintf(a.err, "starling: %s has it, and it has said nothing yet: a capsule that is new to a host is fetched and compiled first, which takes seconds\n",
+					cell(string(now.Record.WorkerID)))
+			} else {
+				fmt.Fprintf(a.err, "starling: it is queued: no worker of pool %s has taken it yet\n", rec.Pool)
+			}
+		}
+	})
+	return func() { cancel(); looking.Wait() }
 }
 
 // leaving says which delegation is followed, and at an interrupt that it goes on

@@ -78,15 +78,16 @@ func TestDoctorAtThreeServers(t *testing.T) {
 	}
 	testenv.Eventually(t, 30*time.Second, func() error { // replicas that just began are behind
 		d := doctor(t, "--url", c.URL())
-		if d.Status == problem || d.of("streams") != "" {
+		if d.Status == problem || d.of("streams") != "" || d.of("servers") != "" {
 			return fmt.Errorf("doctor = %+v, want no problem", d)
 		}
 		return nil
 	})
 	c.Stop(2)
 	testenv.Eventually(t, 40*time.Second, func() error {
-		if d := doctor(t, "--url", c.URL()); !strings.Contains(d.of("streams"), "1 of 3 replicas") {
-			return fmt.Errorf("doctor = %+v, want a replica missed", d)
+		said := doctor(t, "--url", c.URL()).of("servers")
+		if strings.Count(said, "\n") > 0 || !strings.Contains(said, "server testenv-2 is offline") || !strings.Contains(said, "STARLING_JOBS") {
+			return fmt.Errorf("servers = %q, want one line that names the server and what lacks it", said)
 		}
 		return nil
 	})
@@ -115,7 +116,16 @@ func TestDoctorSaysWhatIsMissing(t *testing.T) {
 	t.Run("not initialized", func(t *testing.T) {
 		t.Parallel()
 		d := doctor(t, "--url", testenv.NATS(t).URL())
-		contains(t, "streams", d.of("streams"), "problem", "namespace starling is not initialized", "starling init")
+		contains(t, "streams", d.of("streams"), "problem", "namespace starling is not initialized", "-> starling init, with")
+	})
+	t.Run("another namespace", func(t *testing.T) {
+		t.Parallel()
+		url := testenv.NATS(t).URL()
+		d := doctor(t, "--url", url, "--namespace", "blue")
+		contains(t, "streams", d.of("streams"), "namespace blue is not initialized", "-> starling init --namespace blue, with")
+		operator{t, url}.must("init", "--namespace", "blue", "--pools", "gpu")
+		d = doctor(t, "--url", url, "--namespace", "blue")
+		contains(t, "pools", d.of("pools"), "-> starling worker --pool gpu --namespace blue")
 	})
 	t.Run("bad credentials", func(t *testing.T) {
 		t.Parallel()

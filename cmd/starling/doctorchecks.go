@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"starling/broker"
@@ -85,15 +86,15 @@ func (x *examination) topology(ctx context.Context) bool {
 	x.inspected = in
 	ns := x.bus.Namespace()
 	if len(in.Streams) == 0 {
-		x.say("streams", problem, "starling init, with an operator's rights; or --namespace names another", "namespace %s is not initialized: it has no stream", ns)
+		x.say("streams", problem, x.command("init")+", with an operator's rights; or --namespace names another", "namespace %s is not initialized: it has no stream", ns)
 		return false
 	}
 	for _, d := range in.Differences {
-		fix := "another program made it, or another version: make it as it should be with the nats command, or delete it when it is empty and run starling init"
+		fix := "another program made it, or another version: make it as it should be with the nats command, or delete it when it is empty and run " + x.command("init")
 		if d.Fixable {
-			fix = "starling init puts it right"
+			fix = x.command("init") + " puts it right"
 			if d.Setting == "replicas" {
-				fix = "starling init --replicas " + d.Want
+				fix = x.command("init --replicas " + d.Want)
 			}
 		}
 		if d.Setting == "" {
@@ -106,11 +107,7 @@ func (x *examination) topology(ctx context.Context) bool {
 		}
 		x.say("streams", status, fix, "%s has %s %s, not %s", d.Thing, d.Setting, d.Have, d.Want)
 	}
-	for _, s := range in.Streams {
-		if s.Offline > 0 {
-			x.say("streams", warning, "see the servers' state with `nats server report jetstream`", "%d of %d replicas of stream %s are offline or behind", s.Offline, s.Replicas, s.Name)
-		}
-	}
+	x.servers()
 	if len(in.Differences) == 0 {
 		x.say("streams", fine, "", "%d streams and buckets, %d consumers are as init makes them", len(in.Streams), len(in.Pools)*len(protocol.Lanes()))
 	}
@@ -120,6 +117,64 @@ func (x *examination) topology(ctx context.Context) bool {
 	}
 	x.workers = workers
 	return true
+}
+
+// servers names those that streams miss: a line for all that are not there, and one
+// for all that are behind.
+func (x *examination) servers() {
+	gone := map[string]bool{}
+	for _, s := range x.inspected.Streams {
+		for _, server := range s.Offline {
+			gone[server] = true
+		}
+	}
+	offline, behind := missed{what: "offline"}, missed{what: "behind"}
+	for _, s := range x.inspected.Streams {
+		var late []string
+		lost := slices.Clone(s.Offline)
+		for _, server := range s.Behind { // each stream's leader learns by itself who is gone
+			if gone[server] {
+				lost = append(lost, server)
+			} else {
+				late = append(late, server)
+			}
+		}
+		offline.add(s.Name, lost)
+		behind.add(s.Name, late)
+	}
+	offline.say(x, "start it again; `nats server report jetstream` shows each server's state")
+	behind.say(x, "it catches up by itself when it has just come back; `nats server report jetstream` shows each server's state")
+}
+
+// missed are servers that streams miss.
+type missed struct {
+	what             string
+	servers, streams []string
+}
+
+func (m *missed) add(stream string, servers []string) {
+	if len(servers) == 0 {
+		return
+	}
+	m.streams = append(m.streams, stream)
+	for _, server := range servers {
+		if !slices.Contains(m.servers, server) {
+			m.servers = append(m.servers, server)
+		}
+	}
+}
+
+func (m *missed) say(x *examination, fix string) {
+	if len(m.servers) == 0 {
+		return
+	}
+	slices.Sort(m.servers)
+	who := "server " + m.servers[0] + " is"
+	if len(m.servers) > 1 {
+		who = "servers " + joined(m.servers) + " are"
+	}
+	x.say("servers", warning, fix, "%s %s: %d of %d streams and buckets lack replicas: %s",
+		who, m.what, len(m.streams), len(x.inspected.Streams), joined(m.streams))
 }
 
 // clock compares clocks with the server's: this host's, and each worker's.
@@ -157,7 +212,7 @@ func (x *examination) room() {
 		}{{"bytes", int64(s.Bytes), s.MaxBytes}, {"messages", int64(s.Messages), s.MaxMsgs}} {
 			if limit.max > 0 && float64(limit.used) >= roomWarning*float64(limit.max) {
 				tight = true
-				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with starling init (see --help)")
+				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with "+x.command("init")+" (see --help)")
 			}
 		}
 	}
@@ -181,7 +236,7 @@ func (x *examination) pools(ctx context.Context) {
 			continue
 		}
 		served, err := x.bus.PoolServed(ctx, pool)
-		start := "starling worker --pool " + p.Pool
+		start := x.command("worker --pool " + p.Pool)
 		waiting := p.Pending + uint64(max(p.InProgress, 0))
 		switch {
 		case err != nil:
@@ -196,7 +251,7 @@ func (x *examination) pools(ctx context.Context) {
 	}
 	for _, w := range x.workers {
 		if !declared[w.Pool] {
-			x.say("pools", problem, "starling init --pools "+w.Pool, "worker %s works for pool %s, which is not declared", w.WorkerID, w.Pool)
+			x.say("pools", problem, x.command("init --pools "+w.Pool), "worker %s works for pool %s, which is not declared", w.WorkerID, w.Pool)
 		}
 	}
 }

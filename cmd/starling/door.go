@@ -38,6 +38,9 @@ func (a *app) door(ctx context.Context, listen string, session protocol.SessionI
 	if session == "" {
 		session = protocol.NewSessionID()
 	}
+	if err := protocol.ValidateName("session", string(session)); err != nil {
+		return &usageError{fmt.Errorf("--session: %w", err)}
+	}
 	door, url, closeDoor, err := openDoor(listen, session)
 	if err != nil {
 		return fmt.Errorf("%w: give it a free address with --listen, such as 127.0.0.1:0 for any", err)

@@ -8,6 +8,7 @@ import (
 
 	"starling/broker"
 	"starling/completion"
+	"starling/protocol"
 	"starling/worker"
 )
 
@@ -39,20 +40,16 @@ type staff struct {
 }
 
 // newStaff wires a worker to a bus and a monitor. close it after the worker's Run.
-// around, where it is not nil, gives the worker other guests in the place of those
-// that it is given.
+// compiling may be nil: see [sandbox.Config].
 func newStaff(
 	cfg worker.Config, where sandboxSettings, told completion.Config, bus *broker.Bus, watched *monitor, log *slog.Logger,
-	around func(guests) guests,
+	compiling func(protocol.Digest) (done func()),
 ) (*staff, error) {
 	s := &staff{watched: watched}
 	cfg.Metrics = watched.registerer()
 	var err error
-	if s.guests, err = where.open(cfg, log); err != nil {
+	if s.guests, err = where.open(cfg, log, compiling); err != nil {
 		return nil, err
-	}
-	if around != nil {
-		s.guests = around(s.guests)
 	}
 	s.closers.add(s.guests.Close)
 	bridge, err := completion.NewBridge(told)
@@ -88,7 +85,7 @@ type fleetConfig struct {
 	completion completion.Config
 	init       broker.InitConfig
 	monitor    monitorSettings
-	around     func(guests) guests // or nil: see newStaff
+	compiling  func(protocol.Digest) (done func()) // or nil: see newStaff
 }
 
 // startFleet starts a server and a worker and returns once jobs are taken.
@@ -126,7 +123,7 @@ func startFleet(ctx context.Context, cfg fleetConfig, log *slog.Logger) (_ *flee
 		return nil, err
 	}
 	f.closers.add(own.Close)
-	if f.staff, err = newStaff(cfg.worker, cfg.sandbox, cfg.completion, own, watched, log, cfg.around); err != nil {
+	if f.staff, err = newStaff(cfg.worker, cfg.sandbox, cfg.completion, own, watched, log, cfg.compiling); err != nil {
 		return nil, err
 	}
 	f.closers.add(f.staff.closers.close)

@@ -58,7 +58,7 @@ func exactArgs(n int, what string) cobra.PositionalArgs {
 		if len(args) == n {
 			return nil
 		}
-		return &usageError{fmt.Errorf("%s takes %s", cmd.CommandPath(), what)}
+		return &usageError{fmt.Errorf("%s takes %s; %s", cmd.CommandPath(), what, seeHelp(cmd))}
 	}
 }
 
@@ -67,7 +67,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	return &usageError{fmt.Errorf("%s takes no arguments, and there is %q", cmd.CommandPath(), args[0])}
+	return &usageError{fmt.Errorf("%s takes no arguments, and there is %q; %s", cmd.CommandPath(), args[0], seeHelp(cmd))}
 }
 
 // unknownCommand refuses what is no command of a group, and names those that
@@ -76,13 +76,16 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	hint := "see " + cmd.CommandPath() + " --help"
+	hint := ""
 	cmd.SuggestionsMinimumDistance = 2
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		hint = "did you mean " + strings.Join(near, " or ") + "?"
+		hint = "did you mean " + strings.Join(near, " or ") + "? "
 	}
-	return &usageError{fmt.Errorf("%s has no command %q; %s", cmd.CommandPath(), args[0], hint)}
+	return &usageError{fmt.Errorf("%s has no command %q; %s%s", cmd.CommandPath(), args[0], hint, seeHelp(cmd))}
 }
+
+// seeHelp points to what a command takes.
+func seeHelp(cmd *cobra.Command) string { return "see " + cmd.CommandPath() + " --help" }
 
 // classes maps error classes to exit statuses and to what to do about them,
 // where the error itself does not say so.

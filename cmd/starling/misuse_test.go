@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,6 +24,16 @@ version: 1.0.0
 func bigManifest(t *testing.T) string {
 	t.Helper()
 	return capsuleDir(t, testenv.WAT(t, "noop"), "name: x\nversion: 1.0.0\n#"+strings.Repeat("x", 64<<10))
+}
+
+// brokenSource is the directory of a Go command that cannot be built.
+func brokenSource(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // TestWhatWouldBeIgnoredIsRefused: an argument that could not have its effect is
@@ -90,6 +101,36 @@ func TestWhatWouldBeIgnoredIsRefused(t *testing.T) {
 		"pools and limits that cannot be": {
 			[]string{"init", "--pools", "a.b", "--replicas", "2", "--ack-wait", "1ms", "--max-jobs", "-1"},
 			[]string{"--pools (STARLING_POOLS)", "--replicas (STARLING_REPLICAS) is 2", "--ack-wait (STARLING_ACK_WAIT)", "--max-jobs (STARLING_MAX_JOBS)"},
+		},
+		"a session that is no id": {
+			[]string{"door", "--session", "a.b"}, []string{`--session: bad name: session is "a.b"`, "A-Z"},
+		},
+		"a work root below a file": {
+			[]string{"worker", "--work-root", "main.go/x/y", "--url", "nats://127.0.0.1:1"}, []string{"STARLING_WORK_ROOT (--work-root)", "main.go is no directory"},
+		},
+		"a cache that is a file, of run": {
+			[]string{"run", brokenSource(t), "--cache-dir", "main.go", "--task", "x"}, []string{"STARLING_CACHE_DIR (--cache-dir)", "main.go is no directory"},
+		},
+		"components that are neither on nor off": {
+			[]string{"run", brokenSource(t), "--components", "yes", "--task", "x"}, []string{`--components) is "yes": it is on or off`},
+		},
+		"source to build, and no task": {
+			[]string{"run", brokenSource(t)}, []string{"the task is empty", "--task TEXT"},
+		},
+		"a flag that there is not": {
+			[]string{"dlq", "ls", "--frob"}, []string{"unknown flag: --frob; see starling dlq ls --help"},
+		},
+		"a command that there is not": {
+			[]string{"frobnicate"}, []string{`starling has no command "frobnicate"; see starling --help`},
+		},
+		"a command that is nearly there": {
+			[]string{"dlq", "dorp"}, []string{`starling dlq has no command "dorp"; did you mean drop? see starling dlq --help`},
+		},
+		"an argument too many": {
+			[]string{"door", "x"}, []string{`starling door takes no arguments, and there is "x"; see starling door --help`},
+		},
+		"an argument too few": {
+			[]string{"run"}, []string{"starling run takes the capsule: FILE.wasm or DIR; see starling run --help"},
 		},
 		"a listen address without a port": {
 			[]string{"door", "--listen", "nonsense"}, []string{"--listen", "HOST:PORT"},

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"time"
-
-	"starling/protocol"
 )
 
 // patience is how long something may take before the user is told what it is.
@@ -16,18 +13,6 @@ const patience = time.Second
 func (a *app) unlessQuick(format string, args ...any) (done func()) {
 	timer := time.AfterFunc(patience, func() { fmt.Fprintf(a.err, "starling: "+format+"\n", args...) })
 	return func() { timer.Stop() }
-}
-
-// toldGuests are guests whose compilation, which takes seconds, is told to a user
-// who waits for it.
-type toldGuests struct {
-	guests
-	begins func() (done func())
-}
-
-func (g toldGuests) Prepare(ctx context.Context, module string, digest protocol.Digest) error {
-	defer g.begins()()
-	return g.guests.Prepare(ctx, module, digest)
 }
 
 // megabytes is a size for people.

@@ -139,8 +139,10 @@ func (a *app) workersCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "workers",
 		Short: "List live workers",
-		Long: `List live workers, as their heartbeats say. One that has not been heard of for
-20 s is silent: it is gone, or the bus cannot store its heartbeats.`,
+		Long: `List live workers, as their heartbeats say: STATE, BUSY and DONE are of the time
+under SEEN, up to 10 s ago; starling stats asks the workers themselves. One that
+has not been heard of for 20 s is silent: it is gone, or the bus cannot store its
+heartbeats.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error { return a.workers(cmd.Context(), bus, asJSON) })

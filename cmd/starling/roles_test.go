@@ -2,7 +2,9 @@ package main
 
 import (
 	"log/slog"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -28,7 +30,13 @@ func confOptions(t *testing.T) *server.Options {
 	for _, who := range []string{"OPERATOR", "WORKER", "PARENT", "OBSERVER"} {
 		t.Setenv(who+"_PASSWORD", "pw-"+strings.ToLower(who))
 	}
-	loaded, err := server.ProcessConfigFile("../../docs/deploy/nats-server.conf")
+	return processed(t, "../../docs/deploy/nats-server.conf")
+}
+
+// processed is a configuration as the server reads it.
+func processed(t *testing.T, file string) *server.Options {
+	t.Helper()
+	loaded, err := server.ProcessConfigFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,6 +124,59 @@ func TestEachPartyDoesItsJobWithItsRightsAlone(t *testing.T) {
 	want(t, "operator", "drain", confWorker, "--wait")
 	if got := <-worked; got.status != 0 || strings.Contains(strings.ToLower(got.err), "violation") {
 		t.Errorf("worker = %d; it met the end of its rights, or worse:\n%s", got.status, got.err)
+	}
+}
+
+// TestAParentThatReadsFramesNeedsTheLinesThatAreCommentedOut in
+// docs/deploy/nats-server.conf.
+func TestAParentThatReadsFramesNeedsTheLinesThatAreCommentedOut(t *testing.T) {
+	options := confOptions(t) // and its passwords
+	text := readDoc(t, "docs/deploy/nats-server.conf")
+	commented := regexp.MustCompile(`(?m)^ +# ("\$JS\.API\..*STARLING_TASKS.*")$`)
+	lines := commented.FindAllString(text, -1)
+	if len(lines) != 5 {
+		t.Fatalf("%d lines are commented out, want 5", len(lines))
+	}
+	file := filepath.Join(t.TempDir(), "nats-server.conf")
+	if err := os.WriteFile(file, []byte(commented.ReplaceAllString(text, "          $1")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var own *server.Options
+	s := testenv.NATS(t, testenv.WithOptions(func(o *server.Options) { own, o.Users = o, processed(t, file).Users }))
+	as(t, s, "operator", "pw-operator")
+	want(t, "operator", "init")
+	want(t, "operator", "capsule", "push", agent(t, "text"))
+	as(t, s, "worker-1", "pw-worker")
+	worked := make(chan result, 1)
+	dir := t.TempDir()
+	go func() {
+		worked <- starling(t, "", "worker", "--worker-id", confWorker, "--work-root", filepath.Join(dir, "work"), "--cache-dir", testenv.CompiledCache(t))
+	}()
+	as(t, s, "operator", "pw-operator")
+	testenv.EventuallyTrue(t, 30*time.Second, "a worker", func() bool {
+		return strings.Contains(starling(t, "", "workers").out, confWorker)
+	})
+	as(t, s, "parent-1", "pw-parent")
+	followed := want(t, "parent", "dispatch", "agent@1.0.0", "--session", confSession, "--task", "echo hi", "--follow")
+	contains(t, "what a parent follows", followed.out, "hi")
+	first, _, _ := strings.Cut(followed.err, "\n")
+	key := strings.TrimPrefix(first, "delegated ")
+	reads := [][]string{{"watch", key}, {"result", key}}
+	for _, args := range reads {
+		contains(t, args[0], want(t, "parent", args...).out, "hi")
+	}
+	as(t, s, "operator", "pw-operator")
+	want(t, "operator", "drain", confWorker, "--wait")
+	if got := <-worked; got.status != 0 {
+		t.Errorf("worker = %d\n%s", got.status, got.err)
+	}
+	own.Users = options.Users // as the page has them
+	s.Restart()
+	as(t, s, "parent-1", "pw-parent")
+	for _, args := range reads {
+		if got := starling(t, "", args...); got.status != exitDenied {
+			t.Errorf("starling %v without those lines = %d, want %d\n%s", args, got.status, exitDenied, got.err)
+		}
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/mattn/go-isatty"
@@ -80,6 +80,7 @@ deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 		a.dispatchCommand(), a.watchCommand(), a.resultCommand(), a.cancelCommand(),
 		a.psCommand(), a.workersCommand(), a.drainCommand(), a.statsCommand(), a.dlqCommand(), a.redeliverCommand(), a.doctorCommand(), a.doorCommand(), a.benchCommand(), a.sandboxCommand(), a.versionCommand(),
 	)
+	wrapHelp(root)
 	root.InitDefaultCompletionCmd() // else it is added after this
 	for _, cmd := range root.Commands() {
 		if cmd.Name() == "completion" {
@@ -88,6 +89,14 @@ deadline, 6 no such thing, 7 the queue is full or the pool is not served,
 		}
 	}
 	return root
+}
+
+// helpWidth is the longest line of --help, in columns.
+const helpWidth = 100
+
+// wrapHelp wraps the flags in the help of a command and of those below it.
+func wrapHelp(cmd *cobra.Command) {
+	cmd.SetUsageTemplate(strings.ReplaceAll(cmd.UsageTemplate(), ".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", helpWidth)))
 }
 
 // logger writes to stderr: text for people, or JSON.
@@ -110,16 +119,4 @@ func (a *app) quietLogger() *slog.Logger {
 		quiet.log.LogLevel = "warn"
 	}
 	return quiet.logger()
-}
-
-// stopSignals are SIGINT and SIGTERM: the first asks to stop, the second again.
-func stopSignals() (<-chan os.Signal, func()) {
-	c := make(chan os.Signal, 2) // both are heard even when nobody listens yet
-	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
-	return c, func() { signal.Stop(c) }
-}
-
-// untilSignal is done at the first SIGINT or SIGTERM.
-func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -75,16 +76,21 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 	if err != nil {
 		return err
 	}
-	f.bare.env = slices.Sorted(maps.Keys(env))
-	capsule, err := a.capsuleAt(ctx, path, f.bare)
+	log := a.quietLogger()
+	cfg, err := f.fleet(log)
 	if err != nil {
-		return err
-	}
-	if err := f.check(path, capsule, spawner); err != nil {
 		return err
 	}
 	text, err := a.text(f.taskFlags)
 	if err != nil {
+		return err
+	}
+	f.bare.env = slices.Sorted(maps.Keys(env))
+	capsule, err := a.capsuleAt(ctx, path, f.bare) // which may build it
+	if err != nil {
+		return err
+	}
+	if err := f.check(path, capsule, spawner); err != nil {
 		return err
 	}
 	signals, restore := stopSignals() // from here on there is something to remove
@@ -94,7 +100,7 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(store)) }()
-	fleet, err := a.startRun(ctx, f, store, capsule)
+	fleet, err := a.startRun(ctx, cfg, log, store, capsule)
 	if errors.Is(err, broker.ErrRefused) {
 		return fmt.Errorf("%w; the server of this run keeps its store in %s: free room there, or name another place with TMPDIR", err, os.TempDir())
 	}
@@ -129,31 +135,33 @@ func (f *runFlags) check(path string, capsule source, spawner *protocol.Spawner)
 	return capsule.check(path, f.sandbox.Components == componentsOn)
 }
 
-// startRun starts a fleet of one slot that opens no port.
-func (a *app) startRun(ctx context.Context, f *runFlags, store string, capsule source) (*fleet, error) {
-	log := a.quietLogger()
+// fleet is a fleet of one slot that opens no port. It judges the settings and makes
+// nothing.
+func (f *runFlags) fleet(log *slog.Logger) (fleetConfig, error) {
 	f.worker.Slots = 1
 	cfg := fleetConfig{
-		server: broker.ServerConfig{StoreDir: store, InProcessOnly: true},
+		server: broker.ServerConfig{InProcessOnly: true},
 		bus:    broker.Config{Name: "starling run", Logger: log}, sandbox: f.sandbox,
 		init: broker.InitConfig{MaxJobBytes: 1 << 20}, // reserved on the disk, for one job
 	}
 	err := f.sandbox.validate()
 	if err != nil {
-		return nil, err
+		return cfg, err
 	}
 	if cfg.worker, err = f.worker.config(protocol.DefaultPool); err != nil {
-		return nil, err
+		return cfg, err
 	}
 	cfg.worker.PullExpires = 100 * time.Millisecond // its drain is waited for
-	if cfg.completion, err = f.completion.config(log); err != nil {
-		return nil, err
-	}
-	cfg.around = func(g guests) guests {
-		return toldGuests{g, func() func() {
-			return a.unlessQuick("compiling %s (%s) for this host; it is kept in %s for the next run",
-				capsule.manifest.Name, megabytes(len(capsule.module)), cfg.worker.CacheDir)
-		}}
+	cfg.completion, err = f.completion.config(log)
+	return cfg, err
+}
+
+// startRun starts a fleet for one capsule, whose server keeps its data in store.
+func (a *app) startRun(ctx context.Context, cfg fleetConfig, log *slog.Logger, store string, capsule source) (*fleet, error) {
+	cfg.server.StoreDir = store
+	cfg.compiling = func(protocol.Digest) func() {
+		return a.unlessQuick("compiling %s (%s) for this host; it is kept in %s for the next run",
+			capsule.manifest.Name, megabytes(len(capsule.module)), cfg.worker.CacheDir)
 	}
 	return startFleet(ctx, cfg, log)
 }

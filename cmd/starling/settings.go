@@ -3,17 +3,21 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kelseyhightower/envconfig"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"starling/broker"
 	"starling/completion"
@@ -162,7 +166,8 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 			DeadlineSeconds: s.CeilingDeadlineSeconds, WorkdirBytes: s.CeilingWorkdirBytes,
 		},
 	}
-	err := cfg.Validate()
+	err := errors.Join(cfg.Validate(),
+		usableDir("STARLING_WORK_ROOT (--work-root)", s.WorkRoot), usableDir("STARLING_CACHE_DIR (--cache-dir)", s.CacheDir))
 	if s.Secrets != "" {
 		var problem error
 		if cfg.Secrets, problem = worker.ReadSecrets(s.Secrets); problem != nil {
@@ -176,6 +181,25 @@ func (s *workerSettings) config(pool string) (worker.Config, error) {
 		return cfg, &usageError{err}
 	}
 	return cfg, nil
+}
+
+// usableDir reports a directory that is not there and cannot be made, or that cannot
+// be written to. It makes nothing.
+func usableDir(setting, dir string) error {
+	for at := dir; ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		switch {
+		case err == nil && !info.IsDir():
+			return fmt.Errorf("%s is %s: %s is no directory", setting, dir, at)
+		case err == nil:
+			if err = unix.Access(at, unix.W_OK|unix.X_OK); err != nil {
+				return fmt.Errorf("%s is %s: %s cannot be written to: %w", setting, dir, at, err)
+			}
+			return nil
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) || at == filepath.Dir(at):
+			return fmt.Errorf("%s is %s: %w", setting, dir, unwrapPath(err))
+		}
+	}
 }
 
 // sandboxSettings say where guests run.
@@ -203,10 +227,11 @@ type guests interface {
 	Close() error
 }
 
-// open starts what runs guests for a worker.
-func (s sandboxSettings) open(cfg worker.Config, log *slog.Logger) (guests, error) {
+// open starts what runs guests for a worker. compiling may be nil: see
+// [sandbox.Config].
+func (s sandboxSettings) open(cfg worker.Config, log *slog.Logger, compiling func(protocol.Digest) (done func())) (guests, error) {
 	engine := sandbox.Config{
-		CacheDir: cfg.CacheDir, MaxModuleBytes: s.MaxModuleBytes, Logger: log,
+		CacheDir: cfg.CacheDir, MaxModuleBytes: s.MaxModuleBytes, Compiling: compiling, Logger: log,
 		Guests: min(cfg.Slots, sandbox.MaxGuests), ResidentBytes: s.ResidentBytes,
 	}
 	if engine.ResidentBytes == 0 {
@@ -387,16 +412,17 @@ func expected(typeName string) string {
 	return ""
 }
 
-// flagError words a flag's value that cannot be read, as variableError does.
-func flagError(_ *cobra.Command, err error) error {
+// flagError words a flag's value that cannot be read, as variableError does; of other
+// errors it says where the flags are listed.
+func flagError(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
 		flag := invalid.GetFlag()
 		if kind := expected(flag.Value.Type()); kind != "" {
-			err = fmt.Errorf("--%s is %q: it is %s", flag.Name, invalid.GetValue(), kind)
+			return &usageError{fmt.Errorf("--%s is %q: it is %s", flag.Name, invalid.GetValue(), kind)}
 		}
 	}
-	return &usageError{err}
+	return &usageError{fmt.Errorf("%w; %s", err, seeHelp(cmd))}
 }
 
 // bindAll adds groups to a command; the first error stops the command before
@@ -437,7 +463,7 @@ func unknownVariables() []string {
 	return unknown
 }
 
-// variableTable is the table of variables, for the help and the docs.
+// variableTable is the table of variables, for the help.
 func variableTable(all ...any) string {
 	var out strings.Builder
 	for _, group := range all {
@@ -446,8 +472,25 @@ func variableTable(all ...any) string {
 			if fallback == "" {
 				fallback = "—"
 			}
-			fmt.Fprintf(&out, "  %-34s %-10s %s\n", s.variable, fallback, s.usage)
+			for _, text := range wrapped(s.usage, helpWidth-48) {
+				fmt.Fprintf(&out, "  %-34s %-10s %s\n", s.variable, fallback, text)
+				s.variable, fallback = "", ""
+			}
 		}
 	}
 	return out.String()
+}
+
+// wrapped are the lines of a text, each of at most width columns where its words allow.
+func wrapped(text string, width int) []string {
+	var lines []string
+	for _, word := range strings.Fields(text) {
+		last := len(lines) - 1
+		if last < 0 || utf8.RuneCountInString(lines[last])+1+utf8.RuneCountInString(word) > width {
+			lines = append(lines, word)
+			continue
+		}
+		lines[last] += " " + word
+	}
+	return lines
 }

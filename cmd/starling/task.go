@@ -27,7 +27,7 @@ func (t *taskFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&t.task, "task", "t", "", "the task's text; without it, or as -, it is read from standard input")
 	cmd.Flags().StringArrayVarP(&t.env, "env", "e", nil, "NAME=VALUE for the capsule, if its manifest allows the name; repeatable")
 	cmd.Flags().StringVar(&t.capabilities, "capabilities", "",
-		`JSON that narrows what the manifest asks for: {"limits":{"deadline_seconds":10},"env":{"allow":[]}}; or @FILE`)
+		`JSON that narrows what the manifest asks for: {"limits":{"deadline_seconds":10}}; or @FILE`)
 }
 
 // text is the task's text.

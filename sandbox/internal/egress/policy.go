@@ -13,6 +13,11 @@ import (
 type Policy struct {
 	Allow   []protocol.NetworkRule
 	Secrets []Secret
+
+	// Misdirected hears of a secret of these that was asked for to a host, or in a
+	// header, which it is not bound to. nil: nobody does. It is called by several
+	// goroutines at a time.
+	Misdirected func(s Secret, origin, header string)
 }
 
 // checkURL judges where a request goes by name.
@@ -33,17 +38,7 @@ func (p Policy) checkURL(u *url.URL) *Error {
 func (p Policy) listed() string {
 	var entries []string
 	for _, r := range p.Allow {
-		host := r.Host
-		if strings.Contains(host, ":") {
-			host = "[" + host + "]"
-		}
-		if r.Port != "" {
-			host += ":" + r.Port
-		}
-		if r.Scheme != "" {
-			host = r.Scheme + "://" + host
-		}
-		entries = append(entries, host)
+		entries = append(entries, r.String())
 	}
 	if entries == nil {
 		return "empty"

@@ -30,15 +30,15 @@ func (s Secret) GoString() string { return s.Name }
 // The bounds of a secret's value. A shorter one would be taken out of text that
 // only looks like it.
 const (
-	minSecretBytes = 8
+	MinSecretBytes = 8
 	maxSecretBytes = 8 << 10
 )
 
 // Validate refuses a secret that cannot be used. The error does not hold the value.
 func (s Secret) Validate() error {
 	switch n := len(s.Value); {
-	case n < minSecretBytes || n > maxSecretBytes:
-		return fmt.Errorf("its value has %d bytes: it is %d to %d", n, minSecretBytes, maxSecretBytes)
+	case n < MinSecretBytes || n > maxSecretBytes:
+		return fmt.Errorf("its value has %d bytes: it is %d to %d", n, MinSecretBytes, maxSecretBytes)
 	case strings.TrimSpace(s.Value) != s.Value:
 		return errors.New("its value has white space around it")
 	case !httpguts.ValidHeaderFieldValue(s.Value):
@@ -70,9 +70,15 @@ func (p Policy) fill(u *url.URL, header, value string) (string, *Error) {
 	filled := reference.ReplaceAllStringFunc(value, func(ref string) string {
 		name := reference.FindStringSubmatch(ref)[1]
 		for _, s := range p.Secrets {
-			if s.Name == name && slices.ContainsFunc(s.Hosts, func(r protocol.NetworkRule) bool { return r.Allows(u) }) &&
+			if s.Name != name {
+				continue
+			}
+			if slices.ContainsFunc(s.Hosts, func(r protocol.NetworkRule) bool { return r.Allows(u) }) &&
 				(len(s.Headers) == 0 || slices.Contains(s.Headers, strings.ToLower(header))) {
 				return s.Value
+			}
+			if p.Misdirected != nil {
+				p.Misdirected(s, u.Scheme+"://"+clip(u.Host), clip(header))
 			}
 		}
 		problem = refuse(ErrnoNotGranted, "the secret %q is not granted in the header %s of a request to %s://%s:"+
