@@ -51,10 +51,19 @@ func (a *app) door(ctx context.Context, listen string, session protocol.SessionI
 		door.Close() // ends the loop below
 	}()
 	for got := range door.Received() {
-		err = errors.Join(err, a.printJSON(map[string]any{
-			"origin": got.Class.Origin, "trust": got.Class.Trust, "delegation_id": got.DelegationID,
-			"message_id": got.MessageID, "context_id": got.ContextID, "text": got.Text,
-		}))
+		if err == nil {
+			err = a.printJSON(map[string]any{
+				"origin": got.Class.Origin, "trust": got.Class.Trust, "delegation_id": got.DelegationID,
+				"message_id": got.MessageID, "context_id": got.ContextID, "text": got.Text,
+			})
+		}
+		if err != nil { // what was taken counts as told: say which, and take no more
+			door.Close()
+			fmt.Fprintf(a.err, "starling: door: message %s was taken and could not be printed\n", got.MessageID)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("door: what it is told cannot be printed, so it is closed: %v", err) // also when nobody reads
 	}
 	return errors.Join(err, closeDoor())
 }

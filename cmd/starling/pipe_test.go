@@ -5,6 +5,10 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"starling/protocol"
+	"starling/testenv"
 )
 
 // TestAReaderThatGoesIsNoError of the command's: it ends without a word.
@@ -26,4 +30,33 @@ func TestAReaderThatGoesIsNoError(t *testing.T) {
 			t.Errorf("starling %s into a closed pipe = %v, says %q; want %d and no word", command, cmd.ProcessState, said.String(), exitFailure)
 		}
 	}
+}
+
+// TestADoorThatNobodyReads closes, and says what it took: later news stay with whoever
+// brings them.
+func TestADoorThatNobodyReads(t *testing.T) {
+	t.Parallel()
+	f := testFleet(t, nil)
+	o := operator{t, f.server.ClientURL()}
+	o.must("capsule", "push", hello(t))
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = reader.Close() // nobody reads
+	t.Cleanup(func() { _ = writer.Close() })
+	var said output
+	door := program(t, "door", "--session", "ses_unread", "--listen", "127.0.0.1:0")
+	door.Stdout, door.Stderr = writer, &said
+	process := startProcess(t, door)
+	var address string
+	testenv.EventuallyTrue(t, 30*time.Second, "the door's address", func() bool {
+		_, address, _ = strings.Cut(said.String(), " at ")
+		return strings.HasSuffix(address, "\n")
+	})
+	rec := decoded[protocol.Record](t, o.must("dispatch", "hello@1.0.0", "--task", "x", "--session", "ses_unread", "--door", strings.TrimSpace(address), "--wait", "--json"))
+	if status := exitCode(process.ended(t)); status != exitFailure {
+		t.Errorf("the door ends with %d, want %d", status, exitFailure)
+	}
+	contains(t, "the door's stderr", said.String(), string(protocol.CompletionMessageID(rec.DelegationID)), "could not be printed", "it is closed")
 }

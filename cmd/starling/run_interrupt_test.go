@@ -15,24 +15,26 @@ import (
 // two looks.
 func TestRunInterruptedAtItsStart(t *testing.T) {
 	t.Parallel()
-	temp := t.TempDir()
-	run := program(t, "run", killer(t), "--task", "x", "--work-root", t.TempDir(), "--cache-dir", testenv.CompiledCache(t), "--cancel-grace", "100ms")
-	run.Env = append(run.Env, "TMPDIR="+temp)
-	if err := run.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = run.Process.Kill() }) // it may have ended
-	left := func() []string {
-		paths, _ := filepath.Glob(filepath.Join(temp, "starling-run-*"))
-		return paths
-	}
-	testenv.EventuallyTrue(t, 30*time.Second, "the run has started", func() bool { return len(left()) > 0 })
-	if err := run.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	_ = run.Wait() // with the status of an interrupt, or of a task that was canceled
-	if paths := left(); len(paths) != 0 {
-		t.Errorf("left behind: %v", paths)
+	for _, by := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
+		t.Run(by.String(), func(t *testing.T) {
+			t.Parallel()
+			temp := t.TempDir()
+			run := program(t, "run", killer(t), "--task", "x", "--work-root", t.TempDir(), "--cache-dir", testenv.CompiledCache(t), "--cancel-grace", "100ms")
+			run.Env = append(run.Env, "TMPDIR="+temp)
+			process := startProcess(t, run)
+			left := func() []string {
+				paths, _ := filepath.Glob(filepath.Join(temp, "starling-run-*"))
+				return paths
+			}
+			testenv.EventuallyTrue(t, 30*time.Second, "the run has started", func() bool { return len(left()) > 0 })
+			process.signal(t, by)
+			if status := exitCode(process.ended(t)); status != exitInterrupted && status != exitTerminated {
+				t.Errorf("status = %d, want that of an interrupt, or of a task that was canceled", status)
+			}
+			if paths := left(); len(paths) != 0 {
+				t.Errorf("left behind: %v", paths)
+			}
+		})
 	}
 }
 

@@ -15,11 +15,21 @@ import (
 // read what the first one did.
 const sameStop = 500 * time.Millisecond
 
-// stopSignals are SIGINT and SIGTERM: the first asks to stop, the second again.
+// stops are the signals that ask to stop. SIGHUP, of a terminal that goes away, is one
+// unless the program was started to outlive it, as nohup(1) does.
+func stops() []os.Signal {
+	all := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		all = append(all, syscall.SIGHUP)
+	}
+	return all
+}
+
+// stopSignals gives the signals that ask to stop: the first, and a second that insists.
 func stopSignals() (_ <-chan os.Signal, restore func()) {
 	raw := make(chan os.Signal, 16) // some, for while the goroutine waits for a processor
 	stop := make(chan os.Signal, 2) // both are heard even when nobody listens yet
-	signal.Notify(raw, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(raw, stops()...)
 	done := make(chan struct{})
 	var passing sync.WaitGroup
 	passing.Go(func() { passStops(raw, stop, done) })
@@ -54,7 +64,7 @@ func passStops(raw <-chan os.Signal, stop chan<- os.Signal, done <-chan struct{}
 	}
 }
 
-// untilSignal is done at the first SIGINT or SIGTERM.
+// untilSignal is done at the first signal that asks to stop.
 func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	return signal.NotifyContext(ctx, stops()...)
 }
