@@ -213,12 +213,11 @@ func MaxTurnsMessage(turns int64) string {
 	return fmt.Sprintf("max_turns exceeded: the task used all %d inference turns", turns)
 }
 
-// ExitMessage is the message of a guest that exited with a status. reason is the line
-// of its stderr that says why, or "": see [StderrReason].
-func ExitMessage(status int, reason string) string {
+// ExitMessage is the message of a guest that exited with a status.
+func ExitMessage(status int, lastStderrLine string) string {
 	message := fmt.Sprintf("exit status %d", status)
-	if reason != "" {
-		message += ": " + reason
+	if lastStderrLine != "" {
+		message += ": " + lastStderrLine
 	}
 	return message
 }

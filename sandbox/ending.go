@@ -85,7 +85,7 @@ type Ending struct {
 	Err     error  // Interrupted: the context's cause, or ErrClosed; Refused: the cause, ErrRefused
 
 	Stdout     string   // text mode: all of stdout that was kept
-	StderrTail []string // the last lines of stderr, at most 20, bounded; a panic that its stack pushed out stands first
+	StderrTail []string // the last lines of stderr, at most 20, bounded
 	Duration   time.Duration
 
 	StdoutDropped  int64 // bytes of stdout and import payloads beyond the bound

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"bytes"
 	"io"
-	"slices"
 	"strings"
 
 	"starling/protocol"
@@ -22,8 +21,6 @@ type tail struct {
 	also io.Writer // Spec.Stderr; may be nil
 
 	whole   []string // the last whole lines
-	panic   []string // the latest line that may begin a panic, and the one below it
-	since   int      // whole lines from that one on
 	pending []byte   // of the line that has not ended, the first tailLineBytes
 	begun   bool     // a line has begun
 	passed  int64
@@ -67,26 +64,13 @@ func (t *tail) end() {
 		t.whole = append(t.whole[:0], t.whole[1:]...)
 	}
 	t.whole = append(t.whole, line)
-	switch {
-	case protocol.MayPanic(line):
-		t.panic, t.since = []string{line}, 1
-	case t.panic != nil:
-		if t.since++; t.since == 2 {
-			t.panic = append(t.panic, line)
-		}
-	}
 }
 
 // lines is the tail. A guest's last line need not be ended. Blank lines are
-// left out: they would push out lines that say something. A panic that its own stack
-// has pushed out stands first.
+// left out: they would push out lines that say something.
 func (t *tail) lines() []string {
 	if t.begun {
 		t.end()
 	}
-	if t.panic == nil || t.since <= tailLines {
-		return t.whole
-	}
-	n := protocol.PanicLines(t.panic[0], t.whole[tailLines-1])
-	return append(slices.Clone(t.panic[:n]), t.whole[n:]...)
+	return t.whole
 }

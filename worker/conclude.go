@@ -93,8 +93,12 @@ func (a *attempt) toBlame(end sandbox.Ending) bool {
 
 // exited ends the turn of a guest that exited by itself.
 func (a *attempt) exited(end sandbox.Ending) []protocol.Frame {
+	lastLine := ""
+	if n := len(end.StderrTail); n > 0 {
+		lastLine = end.StderrTail[n-1]
+	}
 	if end.Status != 0 {
-		return a.segments.Exited(end.Status, protocol.StderrReason(end.StderrTail), nil)
+		return a.segments.Exited(end.Status, lastLine, nil)
 	}
 	answer, err := a.dir.answer(a.manifest.Capabilities.Filesystem.Scope)
 	if err != nil {

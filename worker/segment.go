@@ -274,15 +274,15 @@ func (s *Segments) Hook(name, payload string) {
 
 // Exited says that the guest ended by itself. Status 0 without a terminal event
 // ends the turn with answer, or with what the guest last said when answer is
-// nil; another status fails it, and reason is what its stderr says of it.
-func (s *Segments) Exited(status int, reason string, answer *string) []protocol.Frame {
+// nil; another status fails it.
+func (s *Segments) Exited(status int, lastStderrLine string, answer *string) []protocol.Frame {
 	if s.ended {
 		return nil
 	}
 	w := &frameWriter{silent: s.cfg.Silent}
 	switch {
 	case status != 0:
-		s.fail(w, protocol.ExitMessage(status, reason))
+		s.fail(w, protocol.ExitMessage(status, lastStderrLine))
 	case answer != nil:
 		s.finish(w, *answer)
 	case s.lastWhole != nil:

@@ -54,16 +54,6 @@ func TestAFailedRunSaysWhereItsWholeStderrIs(t *testing.T) {
 	}
 }
 
-// TestAPanicIsToldByItsOwnLine and not by the last one of its stack.
-func TestAPanicIsToldByItsOwnLine(t *testing.T) {
-	t.Parallel()
-	got := starling(t, "", runArgs(t, "run", agent(t, protocol.OutputText), "--task", "panic")...)
-	if got.status != exitTaskFailed {
-		t.Errorf("status %d, want %d", got.status, exitTaskFailed)
-	}
-	contains(t, "stderr", got.err, "(exit status 2: panic: a bug in the capsule")
-}
-
 // TestTheWholeStderrIsOnTheWorkersHost, which is not always this one.
 func TestTheWholeStderrIsOnTheWorkersHost(t *testing.T) {
 	t.Parallel()
