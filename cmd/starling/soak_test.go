@@ -93,11 +93,11 @@ func TestSoak(t *testing.T) {
 	s.healed()
 	jobs := s.load.all()
 	s.drained(jobs)
+	s.files(jobs) // while there are some: they go after soakRetention
 	s.samples.settle()
 	t.Logf("faults:\n%s", countTable(s.count))
 	t.Logf("what workers logged:\n%s", countTable(messagesIn(s.fleet.said(t))))
 	s.audit.check(t, jobs)
-	s.files(jobs)
 	s.undelivered()
 	s.explain()
 	s.samples.check(len(jobs))
