@@ -213,7 +213,7 @@ func TestAnEntryThatCannotBeRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = b.ResolveCapsule(t.Context(), "a", "1")
-		wantError(t, "ResolveCapsule()", err, protocol.ErrCapsuleEntry, "a@1", says, "starling capsule rm")
+		wantError(t, "ResolveCapsule()", err, protocol.ErrCapsuleEntry, "a@1", says, "starling capsule rm a@1")
 		_, err = b.PinnedCapsule(t.Context(), protocol.CapsuleRef{Name: "a", Version: "1"})
 		wantError(t, "PinnedCapsule()", err, protocol.ErrCapsuleEntry, "a@1", says)
 		_, err = b.PushCapsule(t.Context(), protocol.DefaultManifest("a", "1"), []byte("one"))

@@ -183,9 +183,12 @@ func (b *Bus) noStream(name string) error {
 }
 
 // initCommand is the command that makes what this bus's namespace lacks.
-func (b *Bus) initCommand() string {
+func (b *Bus) initCommand() string { return b.command("init") }
+
+// command is a command line about this bus's namespace.
+func (b *Bus) command(line string) string {
 	if b.ns == protocol.DefaultNamespace {
-		return "starling init"
+		return "starling " + line
 	}
-	return "starling init --namespace " + string(b.ns)
+	return "starling " + line + " --namespace " + string(b.ns)
 }

@@ -168,8 +168,8 @@ func (s *FrameSender) allAnswered() bool {
 func (s *FrameSender) resend() {
 	if !s.complained && time.Since(s.refusedSince) > framePatience {
 		s.complained = true
-		s.bus.log.Warn("the bus has taken no frame for "+framePatience.String()+": they are sent again until it does",
-			"task_id", string(s.place.TaskID), "error", s.failed)
+		s.bus.log.Warn("the bus takes no frame: they are sent again until it does",
+			"task_id", string(s.place.TaskID), "after_ms", framePatience.Milliseconds(), "error", s.failed)
 	}
 	s.bus.log.Debug("frames sent again", "task_id", string(s.place.TaskID), "frames", len(s.inFlight), "error", s.failed)
 	s.failed = nil

@@ -130,15 +130,15 @@ func (b *Bus) check(ctx context.Context, w *wantedStream) error {
 		update.MaxConsumers = w.config.MaxConsumers
 	}
 	for _, limit := range []struct {
-		of               string
+		of, flag         string
 		held, have, want int64
 	}{
-		{"bytes", int64(info.State.Bytes), have.MaxBytes, update.MaxBytes},
-		{"messages", int64(info.State.Msgs), have.MaxMsgs, update.MaxMsgs},
+		{"bytes", limitFlag(w.config.Name), int64(info.State.Bytes), have.MaxBytes, update.MaxBytes},
+		{"messages", "--max-jobs", int64(info.State.Msgs), have.MaxMsgs, update.MaxMsgs},
 	} {
 		if limit.want > 0 && limit.want != limit.have && limit.want < limit.held {
-			return fmt.Errorf("%w: stream %s holds %d %s: a limit of %d would drop what it holds, or stop it: give more, or let it shrink before",
-				ErrConfig, w.config.Name, limit.held, limit.of, limit.want)
+			return fmt.Errorf("%w: stream %s holds %d %s, more than %s %d allows: give more, or wait until it holds less",
+				ErrConfig, w.config.Name, limit.held, limit.of, limit.flag, limit.want)
 		}
 	}
 	if update.MaxAge > 0 {

@@ -210,10 +210,10 @@ func TestInitDropsNothing(t *testing.T) {
 		cfg  broker.InitConfig
 		says []string
 	}{
-		"jobs":          {broker.InitConfig{MaxJobs: 2}, []string{"STARLING_JOBS", "holds 3 messages", "a limit of 2"}},
-		"bytes of jobs": {broker.InitConfig{MaxJobBytes: 10}, []string{"STARLING_JOBS", "bytes", "a limit of 10"}},
-		"frames":        {broker.InitConfig{MaxFrameBytes: 100}, []string{"STARLING_TASKS", "bytes", "a limit of 100"}},
-		"ledger":        {broker.InitConfig{MaxFrameBytes: 1 << 20, MaxLedgerBytes: 100}, []string{"KV_starling-delegations", "a limit of 100"}},
+		"jobs":          {broker.InitConfig{MaxJobs: 2}, []string{"STARLING_JOBS", "holds 3 messages", "--max-jobs 2"}},
+		"bytes of jobs": {broker.InitConfig{MaxJobBytes: 10}, []string{"STARLING_JOBS", "bytes", "--max-job-bytes 10"}},
+		"frames":        {broker.InitConfig{MaxFrameBytes: 100}, []string{"STARLING_TASKS", "bytes", "--max-frame-bytes 100"}},
+		"ledger":        {broker.InitConfig{MaxFrameBytes: 1 << 20, MaxLedgerBytes: 100}, []string{"KV_starling-delegations", "--max-ledger-bytes 100"}},
 	} {
 		wantError(t, name, b.Init(t.Context(), c.cfg), broker.ErrConfig, c.says...)
 	}

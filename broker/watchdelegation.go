@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"starling/protocol"
 )
@@ -107,9 +109,12 @@ func (w *DelegationWatch) step(ctx context.Context) (Entry, error) {
 	}
 	try, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	_, err := w.sub.NextMsgWithContext(try)
+	m, err := w.sub.NextMsgWithContext(try)
 	switch {
 	case err == nil:
+		if revision, bad := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64); bad == nil && revision <= w.last {
+			return Entry{}, nil // it was told
+		}
 		w.readAt, w.until = time.Now(), time.Now().Add(recordWait)
 		return Entry{}, nil
 	case ctx.Err() == nil && try.Err() != nil:

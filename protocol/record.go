@@ -103,7 +103,7 @@ func ParseRecord(data []byte) (Record, error) {
 		err = errors.Join(err, ValidateName("session_id", string(r.SessionID)))
 	}
 	if r.Attempt < 0 || r.Attempt > math.MaxInt32 || r.Returned < 0 || r.Returned > r.Attempt {
-		err = errors.Join(err, fmt.Errorf("attempt is %d with %d returned", r.Attempt, r.Returned))
+		err = errors.Join(err, fmt.Errorf("attempt is %d with %d returned: attempts are counted from 0, and no more are returned than begun", r.Attempt, r.Returned))
 	}
 	switch r.Status {
 	case StatusSubmitted, StatusWorking:

@@ -64,7 +64,7 @@ func (s *Supervisor) make(module string, digest protocol.Digest) (code, error) {
 	defer s.cfg.Compiling(digest)()
 	// The lock first: a process that stands still with it in hand holds up what
 	// has the same lock, and no place of others.
-	unlock, err := cache.lock(s.ctx, digest, busyHost*s.cfg.CompileTimeout)
+	unlock, err := cache.lock(s.ctx, digest, time.Duration(s.busyHost)*s.cfg.CompileTimeout)
 	if err != nil {
 		return code{}, err
 	}
@@ -161,7 +161,8 @@ func (s *Supervisor) compile(cache *artifacts, module string, digest protocol.Di
 }
 
 // busyHost times the time limit is how long a compilation may take that is given too
-// little of the processors: that is not the module's fault.
+// little of the processors: that is not the module's fault. The processor time of a
+// compiler is that of all its threads.
 const busyHost = 10
 
 // awaitCompiled waits for the child's answer within the time limit; it is gone
@@ -184,7 +185,7 @@ func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAns
 	case s.ctx.Err() != nil:
 		return answer, ErrClosed
 	case late == starved:
-		return answer, fmt.Errorf("compile: this host gave the compiler of module %s too little processor time: it was not done in %s", module, busyHost*s.cfg.CompileTimeout)
+		return answer, fmt.Errorf("compile: this host gave the compiler of module %s too little processor time: it was not done in %s", module, time.Duration(s.busyHost)*s.cfg.CompileTimeout)
 	case late == tooLong:
 		return answer, &costlyError{module, fmt.Sprintf("it takes longer than the compile time limit of %s: make it smaller, or its functions; or raise the worker's STARLING_COMPILE_TIMEOUT (--compile-timeout)", s.cfg.CompileTimeout)}
 	case outOfMemory(lines):
@@ -200,18 +201,19 @@ type lateness int32
 
 const (
 	inTime  lateness = iota
-	tooLong          // its limit is over, and it had a processor for half of that
-	starved          // it had not
+	tooLong          // its limit is over, and it had the processor time for it
+	starved          // it had not half of that
 )
 
 // limitTime kills a child whose time is over. The function it returns ends that, and
 // says what it came to.
 func (s *Supervisor) limitTime(p *process) func() lateness {
-	limit := s.cfg.CompileTimeout
+	limit, most := s.cfg.CompileTimeout, time.Duration(s.busyHost)*s.cfg.CompileTimeout
 	done, came := make(chan struct{}), make(chan lateness, 1)
 	go func() {
 		began, timer := time.Now(), time.NewTimer(limit)
 		defer timer.Stop()
+		enough := limit * 3 / 4 // of an idle host; one that was held up may use all of it
 		for {
 			select {
 			case <-done:
@@ -220,16 +222,17 @@ func (s *Supervisor) limitTime(p *process) func() lateness {
 			case <-timer.C:
 			}
 			used, known := processorTime(p.command.Process.Pid)
-			switch busy := known && used < limit/2; {
-			case !busy:
-				p.kill(nil)
-				came <- tooLong
-				return
-			case time.Since(began) >= busyHost*limit:
+			switch over := time.Since(began) >= most; {
+			case over && known && used < limit/2:
 				p.kill(nil)
 				came <- starved
 				return
+			case over, !known, used >= enough:
+				p.kill(nil)
+				came <- tooLong
+				return
 			}
+			enough = limit
 			timer.Reset(limit / 4)
 		}
 	}()

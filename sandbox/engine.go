@@ -50,7 +50,8 @@ type Config struct {
 	HTTP HTTPConfig
 	// Compiling is called when a module is compiled, or another process that compiles
 	// it is waited for, and what it returns when that is over; nil: nobody is told. A
-	// module that is in the cache is not compiled. Several modules may be at a time.
+	// module that is in the cache is not compiled. It is called by several goroutines
+	// at a time.
 	Compiling func(protocol.Digest) (done func())
 	// Logger is given what an operator should know; nil discards it.
 	Logger *slog.Logger

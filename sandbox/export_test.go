@@ -21,6 +21,9 @@ func NewPlainFloorEngine() *wasmtime.Engine { return newWasmEngine(nil) }
 // AskAfter has processes asked whether they answer once they were idle for d.
 func (s *Supervisor) AskAfter(d time.Duration) { s.idleAfter = d }
 
+// BusyHost sets how many times its limit a compilation may take on a busy host.
+func (s *Supervisor) BusyHost(times int) { s.busyHost = times }
+
 // Bound sets the limits of answers and who looks names up.
 func (c *HTTPConfig) Bound(limits egress.Limits, resolver egress.Resolver) {
 	c.limits, c.resolver = limits, resolver

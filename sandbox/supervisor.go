@@ -33,7 +33,7 @@ type ProcessConfig struct {
 	// than one, a guest that brings its process down takes others along.
 	Density int
 	// CompileTimeout bounds one compilation; 0 is 60 s. On a busy host it is longer:
-	// until the compiler had a processor for half of it, at most ten times as long.
+	// until the compiler has used that much processor time, at most ten times as long.
 	CompileTimeout time.Duration
 	// CompileMemoryBytes bounds what one compilation may map; 0 is 3 GiB.
 	CompileMemoryBytes int64
@@ -116,6 +116,7 @@ type Supervisor struct {
 	grounding sync.Mutex             // held while the directories are looked at
 	current   atomic.Pointer[ground] // as it was found last; stored under grounding
 
+	busyHost  int           // see limitTime
 	idleAfter time.Duration // a process that was idle for longer is asked whether it answers
 	deaths    atomic.Uint64
 
@@ -140,7 +141,7 @@ func NewSupervisor(cfg ProcessConfig) (_ *Supervisor, err error) {
 	}
 	s := &Supervisor{
 		cfg: cfg.withDefaults(), compiling: make(chan struct{}, compilations), lasting: lasting{after: lastingAfter},
-		processes: map[*process]bool{}, suspects: map[protocol.Digest]bool{}, idleAfter: idleAfter,
+		processes: map[*process]bool{}, suspects: map[protocol.Digest]bool{}, idleAfter: idleAfter, busyHost: busyHost,
 	}
 	s.ctx, s.closing = context.WithCancel(context.Background())
 	if s.cfg.CacheDir == "" {

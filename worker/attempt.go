@@ -181,7 +181,7 @@ func (a *attempt) prepare(ctx, preparing context.Context) (capsule, map[string]s
 	}
 	crashpoint("prepared")
 	// Getting ready may have taken long: nothing starts for a task that is another's.
-	return found, env, a.w.persist(preparing, func() error { return a.hold.sure(ctx) })
+	return found, env, a.w.persist(preparing, a.log, func() error { return a.hold.sure(ctx) })
 }
 
 // compile gets the module ready. A damaged copy on this host is no fault of the

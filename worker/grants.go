@@ -125,7 +125,7 @@ func (a *attempt) misdirected() func(sandbox.Secret, string, string) {
 			hosts = append(hosts, r.String())
 		}
 		a.log.Warn("a secret was asked for where it is not bound to: the request was refused",
-			"secret", s.Name, "host", origin, "header", header, "bound_hosts", hosts, "bound_headers", s.Headers)
+			"secret", s.Name, "origin", origin, "header", header, "bound_hosts", hosts, "bound_headers", s.Headers)
 	}
 }
 

@@ -38,7 +38,7 @@ func (g *delegation) handBackFor(ctx context.Context, entry broker.Entry, charge
 	if !charged {
 		rec.Returned++
 	}
-	err := g.w.persist(ctx, func() error {
+	err := g.w.persist(ctx, g.log, func() error {
 		_, err := g.hold.write(ctx, rec, entry.Revision)
 		return err
 	})

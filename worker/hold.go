@@ -175,7 +175,7 @@ func (h *hold) sure(ctx context.Context) error {
 
 // sure is hold.sure once the bus can tell, or the error of ctx's end.
 func (w *Worker) sure(ctx context.Context, h *hold) error {
-	return w.persist(ctx, func() error { return h.sure(ctx) })
+	return w.persist(ctx, h.log, func() error { return h.sure(ctx) })
 }
 
 // look reads whether the claim holds. It is errLostClaim when it does not, and the

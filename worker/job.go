@@ -73,7 +73,7 @@ func (w *Worker) do(ctx, guests context.Context, d *broker.Delivery) {
 func (w *Worker) claim(ctx context.Context, h *hold, d *broker.Delivery, job protocol.Job) (claim broker.Claim, err error) {
 	ctx, end := w.span(ctx, "claim")
 	defer func() { end(err) }()
-	err = w.persist(ctx, func() error {
+	err = w.persist(ctx, h.log, func() error {
 		if err := h.sure(ctx); err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (w *Worker) unclaimed(ctx context.Context, log *slog.Logger, d *broker.Deli
 
 // deadLetter stores a job that cannot run, then acks it.
 func (w *Worker) deadLetter(ctx context.Context, log *slog.Logger, d *broker.Delivery, dead *broker.DeadJobError) {
-	err := w.persist(ctx, func() error { return d.DeadLetter(ctx, dead.Reason, dead.Detail) })
+	err := w.persist(ctx, log, func() error { return d.DeadLetter(ctx, dead.Reason, dead.Detail) })
 	if err != nil {
 		log.Warn("dead letter not stored: the job is left to be redelivered", "error", err)
 		d.Drop()

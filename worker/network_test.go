@@ -101,7 +101,7 @@ func TestCapsulesCallWhatTheyAreGranted(t *testing.T) {
 	misdirected := map[string]string{}
 	for _, line := range m.log.all() {
 		if line.message == "a secret was asked for where it is not bound to: the request was refused" {
-			misdirected[line.attrs["secret"]] += fmt.Sprintf("%s in %s, not %s %s of %s\n", line.attrs["host"], line.attrs["header"],
+			misdirected[line.attrs["secret"]] += fmt.Sprintf("%s in %s, not %s %s of %s\n", line.attrs["origin"], line.attrs["header"],
 				line.attrs["bound_hosts"], line.attrs["bound_headers"], line.attrs["capsule"])
 		}
 	}

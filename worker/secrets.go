@@ -158,7 +158,7 @@ func unknownKey(key string) string {
 	if len(key) < sandbox.MinSecretBytes && keyLike.MatchString(key) {
 		return "there is no key " + key
 	}
-	return "there is another key"
+	return "there is a key that is none of these (it may be a value, so it is not shown)"
 }
 
 var keyLike = regexp.MustCompile(`^[A-Za-z_]+$`)

@@ -162,7 +162,7 @@ func (g *delegation) conclusionRecord(ctx context.Context, a *attempt, c conclus
 }
 
 func (g *delegation) storeResult(ctx context.Context, rec protocol.Record, result string) (stored protocol.ResultObject, err error) {
-	err = g.w.persist(ctx, func() error {
+	err = g.w.persist(ctx, g.log, func() error {
 		stored, err = g.w.bus.PutResult(ctx, rec.DelegationID, rec.SessionID, []byte(result))
 		return err
 	})
@@ -172,7 +172,7 @@ func (g *delegation) storeResult(ctx context.Context, rec protocol.Record, resul
 // writeOutcome writes the final record over the claim. Another's write there
 // means that the claim is lost.
 func (g *delegation) writeOutcome(ctx context.Context, rec protocol.Record, at uint64) (entry broker.Entry, err error) {
-	err = g.w.persist(ctx, func() error {
+	err = g.w.persist(ctx, g.log, func() error {
 		entry, err = g.hold.write(ctx, rec, at)
 		return err
 	})
@@ -190,7 +190,7 @@ func (g *delegation) writeOutcome(ctx context.Context, rec protocol.Record, at u
 
 // step does one thing that tells others, once it is sure that the job is ours.
 func (g *delegation) step(ctx context.Context, do func() error) error {
-	return g.w.persist(ctx, func() error {
+	return g.w.persist(ctx, g.log, func() error {
 		if err := g.hold.sure(ctx); err != nil {
 			return err
 		}
@@ -209,13 +209,14 @@ func (g *delegation) left(what string, err error) {
 	g.log.Warn("job left to be redelivered: "+what, "error", err)
 }
 
-// patience is how long the bus may take nothing before the log says so.
-const patience = 10 * time.Second
+// busPatience is how long the bus may take nothing of a job before the log says so, as
+// it does of frames.
+const busPatience = 10 * time.Second
 
 // persist repeats do while the bus is away, until ctx is done.
-func (w *Worker) persist(ctx context.Context, do func() error) error {
-	late := time.AfterFunc(patience, func() {
-		w.log.Warn("the bus has taken nothing for " + patience.String() + ": the worker tries on")
+func (w *Worker) persist(ctx context.Context, log *slog.Logger, do func() error) error {
+	late := time.AfterFunc(busPatience, func() {
+		log.Warn("the bus takes nothing: the worker tries on", "after_ms", busPatience.Milliseconds())
 	})
 	defer late.Stop()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {

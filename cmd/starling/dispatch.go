@@ -220,10 +220,10 @@ func (a *app) whileSilent(ctx context.Context, bus *broker.Bus, rec protocol.Rec
 			}
 			told = now.Record.Status
 			if told == protocol.StatusWorking {
-				fmt.Fprintf(a.err, "starling: %s has it, and it has said nothing yet: a capsule that is new to a host is fetched and compiled first, which takes seconds\n",
+				fmt.Fprintf(a.err, "starling: worker %s has the task, which has said nothing yet: a capsule that is new to a host is fetched and compiled first, which takes seconds\n",
 					cell(string(now.Record.WorkerID)))
 			} else {
-				fmt.Fprintf(a.err, "starling: it is queued: no worker of pool %s has taken it yet\n", rec.Pool)
+				fmt.Fprintf(a.err, "starling: it is queued: no worker of pool %s has it now\n", rec.Pool)
 			}
 		}
 	})

@@ -59,11 +59,11 @@ func (a *app) door(ctx context.Context, listen string, session protocol.SessionI
 		}
 		if err != nil { // what was taken counts as told: say which, and take no more
 			door.Close()
-			fmt.Fprintf(a.err, "starling: door: message %s was taken and could not be printed\n", got.MessageID)
+			fmt.Fprintf(a.err, "starling: door: message %s (delegation %q) was taken and not printed: starling result shows how it ended\n", got.MessageID, got.DelegationID)
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("door: what it is told cannot be printed, so it is closed: %v", err) // also when nobody reads
+		err = fmt.Errorf("door: what it is told cannot be printed, so it is closed: %v", err) // not %w: a broken pipe would end the command without a word
 	}
 	return errors.Join(err, closeDoor())
 }

@@ -341,7 +341,7 @@ func TestLimitsServersDiskIsFull(t *testing.T) {
 		t.Errorf("status %d", refused.status)
 	}
 	testenv.EventuallyTrue(t, 2*time.Minute, "the worker says that the bus takes nothing", func() bool {
-		return strings.Contains(f.said(t), "the bus has taken no")
+		return strings.Contains(f.said(t), "the bus takes no")
 	})
 	free()
 	server.Restart()

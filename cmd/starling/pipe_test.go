@@ -58,5 +58,5 @@ func TestADoorThatNobodyReads(t *testing.T) {
 	if status := exitCode(process.ended(t)); status != exitFailure {
 		t.Errorf("the door ends with %d, want %d", status, exitFailure)
 	}
-	contains(t, "the door's stderr", said.String(), string(protocol.CompletionMessageID(rec.DelegationID)), "could not be printed", "it is closed")
+	contains(t, "the door's stderr", said.String(), string(protocol.CompletionMessageID(rec.DelegationID)), string(rec.DelegationID), "was taken and not printed", "it is closed")
 }

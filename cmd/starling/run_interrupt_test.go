@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -15,6 +17,9 @@ import (
 // two looks.
 func TestRunInterruptedAtItsStart(t *testing.T) {
 	t.Parallel()
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, syscall.SIGHUP) // programs inherit what nohup(1) ignores, and not what is heard
+	t.Cleanup(func() { signal.Stop(heard) })
 	for _, by := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
 		t.Run(by.String(), func(t *testing.T) {
 			t.Parallel()

@@ -20,8 +20,8 @@ func TestFollowSaysWhereASilentTaskIs(t *testing.T) {
 		args []string
 		says string
 	}{
-		{"queued", []string{"--pool", "gpu", "--allow-unserved"}, "it is queued: no worker of pool gpu has taken it yet"},
-		{"with a worker", nil, string(f.staff.worker.ID()) + " has it, and it has said nothing yet"},
+		{"queued", []string{"--pool", "gpu", "--allow-unserved"}, "it is queued: no worker of pool gpu has it now"},
+		{"with a worker", nil, "worker " + string(f.staff.worker.ID()) + " has the task, which has said nothing yet"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

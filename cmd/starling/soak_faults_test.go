@@ -174,7 +174,7 @@ func (s *soak) kill(st *seat, last float64) {
 	from := time.Now()
 	st.ending = true
 	st.worker.kill(s.t)
-	st.ended("killed")
+	st.noteEnd("killed")
 	s.audit.died(st.id, time.Now())
 	st.busy = true
 	s.over(st, last, "it was killed", from, st.start)
@@ -195,7 +195,7 @@ func (s *soak) drain(st *seat, last float64) {
 			s.later(0.3, look)
 			return
 		}
-		st.ended(fmt.Sprintf("drained since %s, status %d", asked.Format(time.StampMilli), status))
+		st.noteEnd(fmt.Sprintf("drained since %s, status %d", asked.Format(time.StampMilli), status))
 		switch {
 		case !ended:
 			s.t.Errorf("worker %s does not leave within a minute of a drain", st.id)

@@ -72,8 +72,8 @@ func (st *seat) gone() (bool, int) {
 	}
 }
 
-// ended notes how the worker ended, for [soak.explain].
-func (st *seat) ended(how string) {
+// noteEnd notes how the worker ended, for [soak.explain].
+func (st *seat) noteEnd(how string) {
 	st.soak.ends = append(st.soak.ends, fmt.Sprintf("%s %s %s", time.Now().Format(time.StampMilli), st.id, how))
 }
 
@@ -87,7 +87,7 @@ func (st *seat) watch() {
 	if status != exitNoBus {
 		st.soak.t.Errorf("worker %s ended with status %d by itself", st.id, status)
 	}
-	st.ended(fmt.Sprintf("by itself, status %d", status))
+	st.noteEnd(fmt.Sprintf("by itself, status %d", status))
 	st.soak.count["worker started without a bus, and again"]++
 	st.start()
 }

@@ -19,8 +19,8 @@ func (a *app) workerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "worker",
 		Short: "Work for one pool of a fleet",
-		Long: `Take jobs of one pool, run them and report. SIGTERM or SIGINT drains: no job is
-taken any more, running tasks may end within the drain timeout and are handed
+		Long: `Take jobs of one pool, run them and report. SIGTERM, SIGINT or SIGHUP drains: no job
+is taken any more, running tasks may end within the drain timeout and are handed
 back after it. A second signal, half a second later or more, hands them back at once.
 
 Variables (flags of the same words win over them):

@@ -86,14 +86,14 @@ func (c *Client) Do(ctx context.Context, r Request, sink Sink) error {
 	if problem != nil {
 		return problem
 	}
-	origin := &asked{urls: []*url.URL{req.URL}, secret: secret}
-	if err := c.do(ctx, cancel, req, origin, sink); err != nil {
+	trail := &asked{urls: []*url.URL{req.URL}, secret: secret}
+	if err := c.do(ctx, cancel, req, trail, sink); err != nil {
 		var sunk *sinkError
 		if errors.As(err, &sunk) {
 			return sunk.err
 		}
 		e := *classify(ctx, err)
-		e.Sentence = clip(c.policy.redactor(origin.urls).text(e.Sentence))
+		e.Sentence = clip(c.policy.redactor(trail.urls).text(e.Sentence))
 		return &e
 	}
 	return nil
@@ -110,11 +110,11 @@ type asked struct {
 	secret []string   // the headers that hold a secret
 }
 
-func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *http.Request, origin *asked, sink Sink) error {
+func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *http.Request, trail *asked, sink Sink) error {
 	l := c.cfg.Limits
 	client := http.Client{Transport: c.transport, CheckRedirect: func(next *http.Request, via []*http.Request) error {
-		origin.urls = append(origin.urls, next.URL)
-		return c.redirect(next, via, origin.secret)
+		trail.urls = append(trail.urls, next.URL)
+		return c.redirect(next, via, trail.secret)
 	}}
 	head := time.AfterFunc(l.Head, func() {
 		cancel(refuse(ErrnoTimedOut, "no response came within %s", l.Head))
@@ -128,7 +128,7 @@ func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *ht
 		return err
 	}
 	defer func() { _ = response.Body.Close() }() // what it has is read
-	clean := c.policy.redactor(origin.urls)
+	clean := c.policy.redactor(trail.urls)
 	text, problem := c.head(response, clean)
 	if problem != nil {
 		return problem
@@ -148,7 +148,7 @@ func bounded(req *http.Request, cancel context.CancelCauseFunc) *http.Request {
 	var tries atomic.Int32 // redirects are followed on one goroutine, and a connection may come on another
 	return req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
 		if tries.Add(1) > maxTries {
-			cancel(refuse(ErrnoProtocol, "the host ended %d connections without an answer", maxTries))
+			cancel(refuse(ErrnoProtocol, "the request used up %d connections without an answer", maxTries))
 		}
 	}}))
 }

@@ -343,7 +343,7 @@ func TestAHostThatEndsEachConnection(t *testing.T) {
 	c := newClient(t, Config{Roots: roots}, Policy{Allow: allow(t, url)})
 	var got *Error
 	if err := c.Do(t.Context(), Request{Head: "GET " + url + "/\n"}, new(answer)); !errors.As(err, &got) || got.Errno != ErrnoProtocol ||
-		!strings.Contains(got.Sentence, "ended 16 connections without an answer") {
+		!strings.Contains(got.Sentence, "used up 16 connections without an answer") {
 		t.Errorf("Do() = %v", err)
 	}
 	if n := accepted.Load(); n > 2*maxTries { // some more may be under way
