@@ -53,7 +53,7 @@ func TestACompilationOnABusyHost(t *testing.T) {
 	for name, goesOn := range map[string]bool{"to the end": false, "for a while": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newSupervisor(t, func(c *sandbox.ProcessConfig) { c.CacheDir, c.CompileTimeout = t.TempDir(), 2 * time.Second })
+			s := newSupervisor(t, func(c *sandbox.ProcessConfig) { c.CacheDir, c.CompileTimeout = t.TempDir(), 2*time.Second })
 			if goesOn {
 				s.BusyHost(100) // the machine that runs the tests may be one
 			}

@@ -16,11 +16,11 @@ type initSettings struct {
 	Pools          []string      `default:"default" desc:"pools to declare, comma-separated; those of earlier calls stay"`
 	Replicas       int           `default:"0" desc:"of every stream: 1, 3 or 5; 0: 1 for new ones, unchanged for existing ones"`
 	AckWait        time.Duration `split_words:"true" default:"0s" desc:"how long a worker may be silent before its job goes to another; 0: 30s for new pools"`
-	MaxJobs        int64         `split_words:"true" default:"0" desc:"jobs that may wait or run; 0: 1000000"`
-	MaxJobBytes    int64         `split_words:"true" default:"0" desc:"bytes of them; 0: 1 GiB"`
-	MaxFrameBytes  int64         `split_words:"true" default:"0" desc:"bytes of all frames; 0: as much as the account may"`
-	MaxLedgerBytes int64         `split_words:"true" default:"0" desc:"bytes of the ledger; 0: as much as the account may"`
-	MaxResultBytes int64         `split_words:"true" default:"0" desc:"bytes of large results; 0: as much as the account may"`
+	MaxJobs        int64         `split_words:"true" default:"0" desc:"jobs that may wait or run; 0: 1000000 for a new namespace, else unchanged"`
+	MaxJobBytes    int64         `split_words:"true" default:"0" desc:"bytes of them; 0: 1 GiB for a new namespace, else unchanged"`
+	MaxFrameBytes  int64         `split_words:"true" default:"0" desc:"bytes of all frames; 0: as much as the account may for a new namespace, else unchanged"`
+	MaxLedgerBytes int64         `split_words:"true" default:"0" desc:"bytes of the ledger; 0: as --max-frame-bytes"`
+	MaxResultBytes int64         `split_words:"true" default:"0" desc:"bytes of large results; 0: as --max-frame-bytes"`
 }
 
 func (s initSettings) config() broker.InitConfig {
