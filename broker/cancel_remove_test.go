@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"starling/broker"
+	"starling/testenv"
 )
 
 // TestRemovedJobsLoseNoOther: the job of a lost worker is redelivered, however
@@ -63,7 +64,7 @@ func TestRemovedJobsLoseNoOther(t *testing.T) {
 	select {
 	case <-back:
 	case <-time.After(within):
-		queued := len(storedOn(t, raw(t, s.URL()), jobsStream, "starling.jobs.default.user."+string(held.TaskID)))
+		queued := len(storedOn(t, testenv.JetStream(t, s.URL()), jobsStream, "starling.jobs.default.user."+string(held.TaskID)))
 		t.Errorf("the lost worker's job was not redelivered; %d of it in the stream", queued)
 	}
 }

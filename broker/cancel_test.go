@@ -17,7 +17,7 @@ import (
 func TestCancelOfAQueuedDelegation(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	for name, remove := range map[string]bool{"a parent's": false, "an operator's": true} {
 		job := newJob()
 		dispatched(t, b, job)
@@ -176,7 +176,7 @@ func TestCancelWritesOverTheClaimOfAWorkerThatIsGone(t *testing.T) {
 	if mine, err := b.StillMine(t.Context(), claim.Entry); err != nil || mine {
 		t.Errorf("StillMine() = %t, %v; want the worker fenced", mine, err)
 	}
-	if n := len(terminals(framesOf(t, raw(t, s.URL()), job.TaskID))); n != 1 {
+	if n := len(terminals(framesOf(t, testenv.JetStream(t, s.URL()), job.TaskID))); n != 1 {
 		t.Errorf("%d terminal statuses, want 1", n)
 	}
 	done(t, d)
@@ -194,7 +194,7 @@ func TestCancelRefuses(t *testing.T) {
 func TestACancelMustNameItsDelegation(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	nc := raw(t, s.URL()).Conn()
+	nc := testenv.JetStream(t, s.URL()).Conn()
 	w := take(t, b, broker.TakerConfig{Slots: 1})
 	job, asked := listening(t, b, w, func(broker.Claim) protocol.Status { return protocol.StatusTerminated })
 	subject := "starling.cancel." + string(job.Spawner.SessionID) + "." + string(job.DelegationID)
@@ -215,7 +215,7 @@ func TestACancelMustNameItsDelegation(t *testing.T) {
 func TestClosingAListenerEndsItsRequestWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	nc := raw(t, s.URL()).Conn()
+	nc := testenv.JetStream(t, s.URL()).Conn()
 	entered, left := make(chan struct{}), make(chan struct{})
 	l, err := b.ListenCancel("ses_1", "dlg_1", func(ctx context.Context) protocol.CancelAnswer {
 		close(entered)

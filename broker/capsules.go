@@ -148,7 +148,7 @@ func (b *Bus) entry(ctx context.Context, name, version string) (protocol.Capsule
 	}
 	entry, err := entryUnder(protocol.CapsuleKey(name, version), m.data)
 	if err != nil {
-		return entry, fmt.Errorf("%s@%s: %w: remove it with `%s`, and push the capsule again", name, version, err, b.command("capsule rm "+name+"@"+version))
+		return entry, fmt.Errorf("%s@%s: %w: remove it with `%s`, and push the capsule again", name, version, err, b.Command("capsule rm "+name+"@"+version))
 	}
 	return entry, nil
 }

@@ -90,7 +90,7 @@ func pushAndFetch(t *testing.T, b *broker.Bus, url string) {
 		// The client's own call reads the same object, once the replica that it
 		// asks has it: unlike FetchCapsule it takes a replica that is behind at
 		// its word.
-		store, err := jetStream(t, url).ObjectStore(t.Context(), "starling-capsules")
+		store, err := testenv.JetStream(t, url).ObjectStore(t.Context(), "starling-capsules")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -204,7 +204,7 @@ func TestAnEntryThatCannotBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	index, err := raw(t, s.URL()).KeyValue(t.Context(), "starling-capsule-index")
+	index, err := testenv.JetStream(t, s.URL()).KeyValue(t.Context(), "starling-capsule-index")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func TestRemoveCapsuleKeepsAModuleThatAnotherEntryUses(t *testing.T) {
 	if got := capsules(t, b); len(got) != 0 {
 		t.Errorf("Capsules() = %v", got)
 	}
-	js := jetStream(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	stream, err := js.Stream(t.Context(), "OBJ_starling-capsules")
 	if err != nil {
 		t.Fatal(err)
@@ -309,7 +309,7 @@ func TestAPushPutsBackAModuleThatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := jetStream(t, s.URL()).ObjectStore(t.Context(), "starling-capsules")
+	store, err := testenv.JetStream(t, s.URL()).ObjectStore(t.Context(), "starling-capsules")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +327,7 @@ func TestAPushPutsBackAModuleThatIsMissing(t *testing.T) {
 func TestTamperedModulesAreADigestMismatch(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	store, err := jetStream(t, s.URL()).ObjectStore(t.Context(), "starling-capsules")
+	store, err := testenv.JetStream(t, s.URL()).ObjectStore(t.Context(), "starling-capsules")
 	if err != nil {
 		t.Fatal(err)
 	}

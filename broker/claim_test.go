@@ -180,7 +180,7 @@ func TestAJobWhoseRecordIsGoneIsADeadLetter(t *testing.T) {
 	w := take(t, b, broker.TakerConfig{Slots: 1})
 	job := newJob()
 	dispatched(t, b, job)
-	kv, err := raw(t, s.URL()).KeyValue(t.Context(), "starling-delegations")
+	kv, err := testenv.JetStream(t, s.URL()).KeyValue(t.Context(), "starling-delegations")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestAJobWhoseRecordIsGoneIsADeadLetter(t *testing.T) {
 func TestAJobPublishedByHandGetsItsRecord(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	entry, err := b.PushCapsule(t.Context(), protocol.DefaultManifest("echo", "1.0.0"), []byte("\x00asm\x01\x00\x00\x00"))
 	if err != nil {
 		t.Fatal(err)
@@ -282,7 +282,7 @@ func TestManyClaimsOfOneDeliveryHaveOneWinner(t *testing.T) {
 func TestTheMirrorTellsEveryWrite(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	nc := raw(t, s.URL()).Conn()
+	nc := testenv.JetStream(t, s.URL()).Conn()
 	job := newJob()
 	sub, err := nc.SubscribeSync("starling.delegations." + string(job.Spawner.SessionID) + ".*")
 	if err != nil {
@@ -352,7 +352,7 @@ func TestARecordOlderThanTheJobStaysAsItIs(t *testing.T) {
 	m := nats.NewMsg("starling.jobs." + job.Pool + "." + string(job.Lane()) + "." + string(job.TaskID))
 	m.Data = body
 	m.Header.Set(protocol.HeaderLedgerRevision, "1000000")
-	if _, err := raw(t, s.URL()).PublishMsg(t.Context(), m); err != nil {
+	if _, err := testenv.JetStream(t, s.URL()).PublishMsg(t.Context(), m); err != nil {
 		t.Fatal(err)
 	}
 	d := w.next(t)

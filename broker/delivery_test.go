@@ -167,7 +167,7 @@ func TestAckSurvivesLostConfirmations(t *testing.T) {
 		return false
 	})
 	done(t, d)
-	if n := streamState(t, raw(t, s.URL()), jobsStream).Msgs; n != 0 {
+	if n := streamState(t, testenv.JetStream(t, s.URL()), jobsStream).Msgs; n != 0 {
 		t.Errorf("%d jobs stay, want none", n)
 	}
 	if p.Dropped() != 1 {
@@ -195,7 +195,7 @@ func TestNakGivesTheJobBackAtOnce(t *testing.T) {
 func TestADeadLetterHoldsTheJobAndTheReason(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	w := take(t, b, broker.TakerConfig{Slots: 1})
 	for name, task := range map[string]string{"a task of the usual form": "tsk_1", "one that is no name": "tsk$é" + strings.Repeat("x", 80)} {
 		m := nats.NewMsg("starling.jobs.default.bg." + task)

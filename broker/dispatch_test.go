@@ -24,7 +24,7 @@ const jobsStream, ledgerStream = "STARLING_JOBS", "KV_starling-delegations"
 func TestDispatchCreatesTheRecordAndQueuesTheJob(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	job := newJob(fromOrigin(protocol.OriginPeer))
 	d, err := b.Dispatch(t.Context(), job, broker.DispatchOptions{AllowUnserved: true, Traceparent: "00-abc-def-01"})
 	if err != nil {
@@ -68,7 +68,7 @@ func TestDispatchCreatesTheRecordAndQueuesTheJob(t *testing.T) {
 func TestDispatchTwiceIsOneDelegation(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	job := newJob()
 	first := dispatched(t, b, job)
 	for protocol.NewTime(time.Now()) == first.Record.SubmittedAt { // Existing tells dispatches apart by the millisecond
@@ -95,7 +95,7 @@ func TestDispatchTwiceIsOneDelegation(t *testing.T) {
 func TestDispatchAgainRepairsACrashBetweenRecordAndJob(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	job := newJob()
 	e, err := b.CreateRecord(t.Context(), job.NewRecord(time.Now()))
 	if err != nil {
@@ -125,7 +125,7 @@ func TestDispatchAgainRepairsACrashBetweenRecordAndJob(t *testing.T) {
 func TestDispatchOfAnEndedDelegationQueuesNothing(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	job := newJob()
 	if _, err := b.CreateRecord(t.Context(), canceledRecord(job)); err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestDispatchRefusesAtOnceAndLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	dispatched(t, b, newJob()) // the queue is full
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	tests := map[string]struct {
 		job  protocol.Job
 		opts broker.DispatchOptions
@@ -250,7 +250,7 @@ func TestDispatchSurvivesLostAnswers(t *testing.T) {
 	if err := direct.Init(t.Context(), broker.InitConfig{}); err != nil {
 		t.Fatal(err)
 	}
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	p := testenv.Proxy(t, s.URL())
 	b := connected(t, p.URL())
 	var n atomic.Int64
@@ -305,7 +305,7 @@ func TestDispatchWithoutAnyAnswerIsUnclearAndCanBeRepeated(t *testing.T) {
 func TestDispatchAsksWhetherThePoolIsServed(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	nc := raw(t, s.URL()).Conn()
+	nc := testenv.JetStream(t, s.URL()).Conn()
 	sub, err := nc.QueueSubscribe("starling.pools.default", "q", func(m *nats.Msg) { _ = m.Respond([]byte("{}")) })
 	if err != nil {
 		t.Fatal(err)
@@ -372,7 +372,7 @@ func TestDispatchNeedsAParentsRightsOnly(t *testing.T) {
 func TestDispatchOnThreeReplicas(t *testing.T) {
 	t.Parallel()
 	b, c := onCluster(t)
-	js := raw(t, c.URL())
+	js := testenv.JetStream(t, c.URL())
 	jobs := make([]protocol.Job, 20)
 	for i := range jobs {
 		jobs[i] = newJob()
@@ -450,7 +450,7 @@ func TestAnUndeclaredPoolAtThreeReplicas(t *testing.T) {
 func TestALeaderlessQueueIsNoUndeclaredPoolAtThreeReplicas(t *testing.T) {
 	t.Parallel()
 	b, c := onCluster(t)
-	js := raw(t, c.URL())
+	js := testenv.JetStream(t, c.URL())
 	stream, err := js.Stream(t.Context(), "STARLING_JOBS")
 	if err != nil {
 		t.Fatal(err)

@@ -183,12 +183,13 @@ func (b *Bus) noStream(name string) error {
 }
 
 // initCommand is the command that makes what this bus's namespace lacks.
-func (b *Bus) initCommand() string { return b.command("init") }
+func (b *Bus) initCommand() string { return b.Command("init") }
 
-// command is a command line about this bus's namespace.
-func (b *Bus) command(line string) string {
+// Command is a command line of the program about this bus's namespace, for advice:
+// words are what stands behind the program's name.
+func (b *Bus) Command(words string) string {
 	if b.ns == protocol.DefaultNamespace {
-		return "starling " + line
+		return "starling " + words
 	}
-	return "starling " + line + " --namespace " + string(b.ns)
+	return "starling " + words + " --namespace " + string(b.ns)
 }

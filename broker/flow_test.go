@@ -56,21 +56,6 @@ func dispatched(t testing.TB, b *broker.Bus, job protocol.Job) broker.Dispatched
 	return d
 }
 
-// raw is a plain client, as a parent in any language has it.
-func raw(t testing.TB, url string) jetstream.JetStream {
-	t.Helper()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
-}
-
 // streamState is what a stream holds.
 func streamState(t testing.TB, js jetstream.JetStream, name string) jetstream.StreamState {
 	t.Helper()

@@ -69,7 +69,7 @@ func framesOf(t testing.TB, js jetstream.JetStream, task protocol.TaskID) []prot
 func TestFramesAreHeldBackWhileTheTaskIsNotOurs(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	place := newPlace()
 	sender := b.NewFrameSender(place)
 	defer sender.Close()
@@ -99,7 +99,7 @@ func TestFramesAreHeldBackWhileTheTaskIsNotOurs(t *testing.T) {
 func TestFramesAreNumberedFromOneAndFlushWaitsForThemAll(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	place := newPlace()
 	place.Attempt = 3
 	sender := b.NewFrameSender(place)
@@ -129,7 +129,7 @@ func TestFramesAreNumberedFromOneAndFlushWaitsForThemAll(t *testing.T) {
 func TestNeighbouringFragmentsAreJoined(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	first := text("a")
 	first.Append = false
 	final := text("z")
@@ -169,7 +169,7 @@ func TestNeighbouringFragmentsAreJoined(t *testing.T) {
 func TestAFragmentAloneGoesOutByItself(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	place := newPlace()
 	sender := b.NewFrameSender(place)
 	defer sender.Close()
@@ -199,7 +199,7 @@ func TestFlushDoesNotWaitForNeighbours(t *testing.T) {
 func TestALongFragmentIsSplit(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	place := newPlace()
 	sender := b.NewFrameSender(place)
 	defer sender.Close()
@@ -253,7 +253,7 @@ func TestAFullBufferHoldsTheGuestBack(t *testing.T) {
 	}
 	p.Resume()
 	flush(t, sender)
-	frames := framesOf(t, raw(t, s.URL()), place.TaskID)
+	frames := framesOf(t, testenv.JetStream(t, s.URL()), place.TaskID)
 	for i := range sent {
 		if i >= len(frames) || frames[i].InputBytes != int64(i) {
 			t.Fatalf("frame %d of %d is not where it belongs (%d stored)", i, sent, len(frames))
@@ -387,7 +387,7 @@ func TestNoFrameIsLostWhenTheStreamsLeaderStops(t *testing.T) {
 func TestACloseSenderPublishesNothingMore(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	place := newPlace()
 	sender := b.NewFrameSender(place)
 	send(t, sender, progress(0))
@@ -424,7 +424,7 @@ func TestASenderWithoutTheRightSaysSo(t *testing.T) {
 func TestManySendersShareOneBus(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	places := make([]protocol.Place, 20)
 	ended := make(chan error, len(places))
 	for i := range places {
@@ -461,7 +461,7 @@ func TestFramesCarryTheirHeaders(t *testing.T) {
 	defer sender.Close()
 	send(t, sender, progress(7))
 	flush(t, sender)
-	m := storedOn(t, raw(t, s.URL()), tasksStream, "starling.tasks."+string(place.TaskID))[0]
+	m := storedOn(t, testenv.JetStream(t, s.URL()), tasksStream, "starling.tasks."+string(place.TaskID))[0]
 	for header, want := range map[string]string{
 		"Nats-Msg-Id": string(place.TaskID) + ".1.1", "Starling-Frame": "tool-call-progress", "Starling-Attempt": "1",
 		"Starling-Seq": strconv.Itoa(1), "Starling-Session": string(place.SessionID), "A2A-Version": "1.0",

@@ -123,7 +123,7 @@ func TestReadRecord(t *testing.T) {
 func TestARecordThatCannotBeReadIsAnError(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	for name, body := range map[string]string{"no JSON": "{", "another's": `{"delegation_id":"dlg_0","task_id":"t","spawner":{"session_id":"s"},"status":"submitted"}`} {
 		job := newJob()
 		key := protocol.LedgerKey(job.Spawner.SessionID, job.DelegationID)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"starling/protocol"
+	"starling/testenv"
 )
 
 func TestDelegationsListsALedgerOfSeveralPages(t *testing.T) {
@@ -15,7 +16,7 @@ func TestDelegationsListsALedgerOfSeveralPages(t *testing.T) {
 	for _, err := range b.Delegations(t.Context()) {
 		t.Fatalf("an empty ledger lists %v", err)
 	}
-	js := jetStream(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	const n = 1500
 	record := func(i int) protocol.Record {
 		return protocol.Record{

@@ -16,7 +16,7 @@ import (
 func TestTakesUserBeforePeerBeforeBackgroundAndFirstInFirstOut(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	var want []protocol.TaskID
 	lanes := []protocol.Origin{protocol.OriginUser, protocol.OriginPeer, protocol.OriginEvent}
 	perLane := make([][]protocol.TaskID, len(lanes))
@@ -55,7 +55,7 @@ func TestAHigherLanePassesABacklogOfALowerOne(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
 	w := take(t, b, broker.TakerConfig{Slots: 1, PullExpires: 2 * within})
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	nc := js.Conn()
 	users, err := js.Consumer(t.Context(), jobsStream, "default-user")
 	if err != nil {

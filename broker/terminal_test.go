@@ -26,7 +26,7 @@ func terminals(frames []protocol.ReceivedFrame) []protocol.ReceivedFrame {
 func TestTheTerminalStatusIsMadeFromTheRecord(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	for name, opts := range map[string]broker.TerminalOptions{"by the attempt's worker": {Seq: 1}, "by another": {}} {
 		rec := canceledRecord(newJob())
 		if err := b.WriteTerminal(t.Context(), rec, opts); err != nil {
@@ -47,7 +47,7 @@ func TestTheTerminalStatusIsMadeFromTheRecord(t *testing.T) {
 func TestATaskHasOneTerminalStatus(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	rec := canceledRecord(newJob())
 	sender := b.NewFrameSender(protocol.Place{TaskID: rec.TaskID, ContextID: rec.ContextID, SessionID: rec.SessionID, Attempt: 1})
 	defer sender.Close()
@@ -74,7 +74,7 @@ func TestATaskHasOneTerminalStatus(t *testing.T) {
 func TestALostWorkersLateFrameHidesNoTerminalStatus(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	rec := canceledRecord(newJob())
 	late := b.NewFrameSender(protocol.Place{TaskID: rec.TaskID, ContextID: rec.ContextID, SessionID: rec.SessionID, Attempt: 1})
 	defer late.Close()
@@ -108,7 +108,7 @@ func TestAStaleSequenceIsReadAgain(t *testing.T) {
 	if err := b.WriteTerminal(t.Context(), rec, broker.TerminalOptions{Seq: 3, LastSequence: stale}); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(terminals(framesOf(t, raw(t, s.URL()), rec.TaskID))); n != 1 {
+	if n := len(terminals(framesOf(t, testenv.JetStream(t, s.URL()), rec.TaskID))); n != 1 {
 		t.Errorf("%d terminal statuses, want 1", n)
 	}
 }
@@ -130,7 +130,7 @@ func TestOneTerminalStatusWithLostAnswersAndThreeReplicas(t *testing.T) {
 	p := testenv.Proxy(t, c.Servers[0].URL())
 	lossy(p, 0.3)
 	buses := []*broker.Bus{direct, connected(t, c.Servers[1].URL()), connected(t, p.URL())}
-	js := raw(t, c.URL())
+	js := testenv.JetStream(t, c.URL())
 	for range 10 {
 		rec := canceledRecord(newJob())
 		var wg sync.WaitGroup

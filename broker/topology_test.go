@@ -10,28 +10,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"starling/broker"
 	"starling/protocol"
 	"starling/testenv"
 )
-
-// jetStream looks at a server behind the broker's back.
-func jetStream(t *testing.T, url string) jetstream.JetStream {
-	t.Helper()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
-}
 
 func streamConfig(t *testing.T, js jetstream.JetStream, name string) jetstream.StreamConfig {
 	t.Helper()
@@ -68,7 +52,7 @@ func wantTopology(replicas int) map[string]string {
 
 func wantInit(t *testing.T, url string, replicas int) {
 	t.Helper()
-	js := jetStream(t, url)
+	js := testenv.JetStream(t, url)
 	got := map[string]string{}
 	names := js.StreamNames(t.Context())
 	for name := range names.Name() {
@@ -102,7 +86,7 @@ func TestInitCreatesSection2(t *testing.T) {
 		t.Errorf("PoolNames() = %v, %v", pools, err)
 	}
 	// The client's own calls take the buckets for what they are.
-	js := jetStream(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	for _, bucket := range []string{"starling-delegations", "starling-capsule-index", "starling-workers"} {
 		if _, err := js.KeyValue(t.Context(), bucket); err != nil {
 			t.Errorf("KeyValue(%s) = %v", bucket, err)
@@ -137,7 +121,7 @@ func TestInitCreatesSection2AtThreeReplicas(t *testing.T) {
 func TestInitAddsPoolsWithoutDisturbingOthers(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := jetStream(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	if _, err := js.Publish(t.Context(), "starling.jobs.default.user.tsk_1", []byte("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +152,7 @@ func TestInitAddsPoolsWithoutDisturbingOthers(t *testing.T) {
 func TestInitChangesWhatAnOperatorAsksFor(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := jetStream(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	cfg := broker.InitConfig{
 		AckWait: time.Second, MaxJobs: 5, MaxJobBytes: 1 << 20, MaxFrameBytes: 2 << 20, MaxLedgerBytes: 3 << 20, MaxResultBytes: 4 << 20,
 		FrameAge: 10 * time.Second, LedgerAge: time.Hour, ResultAge: 2 * time.Hour, DeadLetterAge: 3 * time.Hour, MaxObservers: 7,
@@ -200,7 +184,7 @@ func TestInitChangesWhatAnOperatorAsksFor(t *testing.T) {
 func TestInitDropsNothing(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := jetStream(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	for range 3 {
 		dispatched(t, b, newJob())
 	}
@@ -243,7 +227,7 @@ func TestInitRefusesWhatDiffersAndChangesNothing(t *testing.T) {
 		t.Run(setting, func(t *testing.T) {
 			t.Parallel()
 			s := testenv.NATS(t)
-			js := jetStream(t, s.URL())
+			js := testenv.JetStream(t, s.URL())
 			if _, err := js.CreateStream(t.Context(), stream); err != nil {
 				t.Fatal(err)
 			}
@@ -266,7 +250,7 @@ func TestInitRefusesWhatDiffersAndChangesNothing(t *testing.T) {
 func TestInitRefusesAConsumerThatDiffers(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := jetStream(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	if err := js.DeleteConsumer(t.Context(), "STARLING_JOBS", "default-bg"); err != nil {
 		t.Fatal(err)
 	}
@@ -357,7 +341,7 @@ func TestReplicasThatTheServersCannotHoldAreTold(t *testing.T) {
 func TestTheLedgerIsMirrored(t *testing.T) {
 	t.Parallel()
 	_, s := initialized(t)
-	js := jetStream(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	sub, err := js.Conn().SubscribeSync("starling.delegations.ses_1.*")
 	if err != nil {
 		t.Fatal(err)

@@ -83,7 +83,7 @@ func watched(t testing.TB, b *broker.Bus, task protocol.TaskID, opts broker.Watc
 func TestAnObserverRestoresTheOrder(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	for name, tt := range map[string]struct{ stored, want string }{
 		"as numbered":                   {"1/1,1/2,1/3 end", "1/1,1/2,1/3 end"},
 		"behind their place":            {"1/2,1/3,1/1,1/4 end", "1/1,1/2,1/3,1/4 end"},
@@ -112,7 +112,7 @@ func TestAnObserverRestoresTheOrder(t *testing.T) {
 func TestAHoleStaysWhenTheWindowHasPassedIt(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	task := protocol.NewTaskID()
 	w := watched(t, b, task, broker.WatchOptions{})
 	put(t, js, task, "1/1")
@@ -138,7 +138,7 @@ func TestAHoleStaysWhenTheWindowHasPassedIt(t *testing.T) {
 func TestALiveWatchLeavesOutWhatWas(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	task := protocol.NewTaskID()
 	put(t, js, task, "1/1")
 	put(t, js, task, "1/2")
@@ -156,7 +156,7 @@ func TestALiveWatchLeavesOutWhatWas(t *testing.T) {
 func TestAMessageThatIsNoFrameIsPassedOver(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	task := protocol.NewTaskID()
 	put(t, js, task, "1/1")
 	if _, err := js.Publish(t.Context(), "starling.tasks."+string(task), []byte("hello")); err != nil {
@@ -171,7 +171,7 @@ func TestAMessageThatIsNoFrameIsPassedOver(t *testing.T) {
 func TestAWatchOutlivesRestartsAndLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	task := protocol.NewTaskID()
 	w, err := b.WatchTask(t.Context(), task, broker.WatchOptions{})
 	if err != nil {
@@ -207,7 +207,7 @@ func TestAWatchOutlivesRestartsAndLeavesNothingBehind(t *testing.T) {
 func TestAWatchOutlivesTheLossOfAServer(t *testing.T) {
 	t.Parallel()
 	b, c := onCluster(t)
-	js := raw(t, c.URL())
+	js := testenv.JetStream(t, c.URL())
 	tasks := make([]protocol.TaskID, 6) // their consumers are on all servers
 	watches := make([]*broker.Watch, len(tasks))
 	for i := range tasks {
@@ -242,7 +242,7 @@ func TestAnObserverNeedsItsRightsOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := connected(t, s.URL(), as(observer))
-	put(t, raw(t, s.URLFor(testenv.OperatorUser())), task, "1/1 end")
+	put(t, testenv.JetStream(t, s.URLFor(testenv.OperatorUser())), task, "1/1 end")
 	if got := strings.Join(told(t, watched(t, b, task, broker.WatchOptions{})), ","); got != "1/1 end" {
 		t.Errorf("told %s", got)
 	}
@@ -257,7 +257,7 @@ func TestAnObserverNeedsItsRightsOnly(t *testing.T) {
 func TestADelegationIsWatchedFromBeforeItExists(t *testing.T) {
 	t.Parallel()
 	b, s := initialized(t)
-	js := raw(t, s.URL())
+	js := testenv.JetStream(t, s.URL())
 	job := newJob()
 	w, err := b.WatchDelegation(t.Context(), job.Spawner.SessionID, job.DelegationID)
 	if err != nil {
@@ -357,7 +357,7 @@ func TestADelegationWatchBelievesTheLedger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc := raw(t, s.URL()).Conn()
+	nc := testenv.JetStream(t, s.URL()).Conn()
 	subject := protocol.DefaultNamespace.DelegationSubject(job.Spawner.SessionID, job.DelegationID)
 	if err := nc.PublishMsg(&nats.Msg{Subject: subject, Header: nats.Header{"Nats-Sequence": {"999999"}}, Data: forged}); err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func (s *Supervisor) make(module string, digest protocol.Digest) (code, error) {
 	defer s.cfg.Compiling(digest)()
 	// The lock first: a process that stands still with it in hand holds up what
 	// has the same lock, and no place of others.
-	unlock, err := cache.lock(s.ctx, digest, time.Duration(s.busyHost)*s.cfg.CompileTimeout)
+	unlock, err := cache.lock(s.ctx, digest, s.longestCompile())
 	if err != nil {
 		return code{}, err
 	}
@@ -165,6 +165,10 @@ func (s *Supervisor) compile(cache *artifacts, module string, digest protocol.Di
 // compiler is that of all its threads.
 const busyHost = 10
 
+func (s *Supervisor) longestCompile() time.Duration {
+	return time.Duration(s.busyHost) * s.cfg.CompileTimeout
+}
+
 // awaitCompiled waits for the child's answer within the time limit; it is gone
 // when this returns.
 func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAnswer, err error) {
@@ -185,7 +189,7 @@ func (s *Supervisor) awaitCompiled(p *process, module string) (answer compileAns
 	case s.ctx.Err() != nil:
 		return answer, ErrClosed
 	case late == starved:
-		return answer, fmt.Errorf("compile: this host gave the compiler of module %s too little processor time: it was not done in %s", module, time.Duration(s.busyHost)*s.cfg.CompileTimeout)
+		return answer, fmt.Errorf("compile: this host gave the compiler of module %s too little processor time: it was not done in %s", module, s.longestCompile())
 	case late == tooLong:
 		return answer, &costlyError{module, fmt.Sprintf("it takes longer than the compile time limit of %s: make it smaller, or its functions; or raise the worker's STARLING_COMPILE_TIMEOUT (--compile-timeout)", s.cfg.CompileTimeout)}
 	case outOfMemory(lines):
@@ -208,7 +212,7 @@ const (
 // limitTime kills a child whose time is over. The function it returns ends that, and
 // says what it came to.
 func (s *Supervisor) limitTime(p *process) func() lateness {
-	limit, most := s.cfg.CompileTimeout, time.Duration(s.busyHost)*s.cfg.CompileTimeout
+	limit := s.cfg.CompileTimeout
 	done, came := make(chan struct{}), make(chan lateness, 1)
 	go func() {
 		began, timer := time.Now(), time.NewTimer(limit)
@@ -222,7 +226,7 @@ func (s *Supervisor) limitTime(p *process) func() lateness {
 			case <-timer.C:
 			}
 			used, known := processorTime(p.command.Process.Pid)
-			switch over := time.Since(began) >= most; {
+			switch over := time.Since(began) >= s.longestCompile(); {
 			case over && known && used < limit/2:
 				p.kill(nil)
 				came <- starved

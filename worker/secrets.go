@@ -155,13 +155,15 @@ func parseSecret(name, entry *yaml.Node) (secret sandbox.Secret, line int, _ err
 // unknownKey names a key that there is not, unless it is long enough to be a value that
 // stands in the wrong place.
 func unknownKey(key string) string {
-	if len(key) < sandbox.MinSecretBytes && keyLike.MatchString(key) {
+	if key != "" && len(key) < sandbox.MinSecretBytes && !strings.ContainsFunc(key, noKeyLetter) {
 		return "there is no key " + key
 	}
 	return "there is a key that is none of these (it may be a value, so it is not shown)"
 }
 
-var keyLike = regexp.MustCompile(`^[A-Za-z_]+$`)
+func noKeyLetter(r rune) bool {
+	return r != '_' && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+}
 
 func texts(list *yaml.Node) ([]string, error) {
 	var all []string

@@ -54,7 +54,7 @@ func TestTheAuditSeesWhatIsWrong(t *testing.T) {
 	}
 	expect("nothing is wrong", nil)
 
-	js := jetStream(t, url)
+	js := testenv.JetStream(t, url)
 	tasks, err := js.Stream(t.Context(), "STARLING_TASKS")
 	if err != nil {
 		t.Fatal(err)

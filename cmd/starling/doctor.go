@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"starling/broker"
-	"starling/protocol"
 )
 
 // verdict is how a check ended.
@@ -43,14 +42,6 @@ func (x *examination) say(name string, status verdict, fix, format string, args 
 	x.checks = append(x.checks, check{Check: name, Status: status, Text: fmt.Sprintf(format, args...), Fix: fix})
 }
 
-// command is a command line of ours for the namespace that was looked at.
-func (x *examination) command(words string) string {
-	if ns := x.bus.Namespace(); ns != protocol.DefaultNamespace {
-		words += " --namespace " + string(ns)
-	}
-	return "starling " + words
-}
-
 // failed notes a check that could not be made. What may not be asked is a warning:
 // nothing says that it is bad.
 func (x *examination) failed(name string, err error) {
@@ -58,7 +49,7 @@ func (x *examination) failed(name string, err error) {
 	case errors.Is(err, broker.ErrDenied):
 		x.say(name, warning, "run doctor with an operator's rights", "this user may not look: %v", err)
 	case errors.Is(err, broker.ErrNotInitialized):
-		x.say(name, problem, x.command("init")+", with an operator's rights", "%v", err)
+		x.say(name, problem, x.bus.Command("init")+", with an operator's rights", "%v", err)
 	default:
 		x.say(name, problem, "", "%v", err)
 	}

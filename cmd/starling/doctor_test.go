@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"starling/broker"
@@ -207,7 +206,7 @@ func TestDoctorNamesWhatDiffersAndWhatIsStuck(t *testing.T) {
 	o := operator{t, f.server.ClientURL()}
 	o.must("init", "--pools", "gpu,idle")
 	o.must("capsule", "push", hello(t))
-	js := jetStream(t, o.url)
+	js := testenv.JetStream(t, o.url)
 	// A delegation whose job somebody removed; one whose worker is gone with its
 	// job; one whose parent was not told; a dead letter; an unreadable record.
 	old := protocol.NewTime(time.Now().Add(-time.Hour))
@@ -264,21 +263,6 @@ func TestDoctorNamesWhatDiffersAndWhatIsStuck(t *testing.T) {
 	}
 	contains(t, "dead letters", d.of("dead letters"), "1, 1 no-record", "starling dlq ls")
 	contains(t, "ps goes on after what it cannot read", o.do("ps").err, "ses_x.dlg_1")
-}
-
-// jetStream is a client of its own.
-func jetStream(t *testing.T, url string) jetstream.JetStream {
-	t.Helper()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
 }
 
 func putWorker(t *testing.T, js jetstream.JetStream, info protocol.WorkerInfo) {

@@ -86,15 +86,15 @@ func (x *examination) topology(ctx context.Context) bool {
 	x.inspected = in
 	ns := x.bus.Namespace()
 	if len(in.Streams) == 0 {
-		x.say("streams", problem, x.command("init")+", with an operator's rights; or --namespace names another", "namespace %s is not initialized: it has no stream", ns)
+		x.say("streams", problem, x.bus.Command("init")+", with an operator's rights; or --namespace names another", "namespace %s is not initialized: it has no stream", ns)
 		return false
 	}
 	for _, d := range in.Differences {
-		fix := "another program made it, or another version: make it as it should be with the nats command, or delete it when it is empty and run " + x.command("init")
+		fix := "another program made it, or another version: make it as it should be with the nats command, or delete it when it is empty and run " + x.bus.Command("init")
 		if d.Fixable {
-			fix = x.command("init") + " puts it right"
+			fix = x.bus.Command("init") + " puts it right"
 			if d.Setting == "replicas" {
-				fix = x.command("init --replicas " + d.Want)
+				fix = x.bus.Command("init --replicas " + d.Want)
 			}
 		}
 		if d.Setting == "" {
@@ -212,7 +212,7 @@ func (x *examination) room() {
 		}{{"bytes", int64(s.Bytes), s.MaxBytes}, {"messages", int64(s.Messages), s.MaxMsgs}} {
 			if limit.max > 0 && float64(limit.used) >= roomWarning*float64(limit.max) {
 				tight = true
-				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with "+x.command("init")+" (see --help)")
+				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with "+x.bus.Command("init")+" (see --help)")
 			}
 		}
 	}
@@ -236,7 +236,7 @@ func (x *examination) pools(ctx context.Context) {
 			continue
 		}
 		served, err := x.bus.PoolServed(ctx, pool)
-		start := x.command("worker --pool " + p.Pool)
+		start := x.bus.Command("worker --pool " + p.Pool)
 		waiting := p.Pending + uint64(max(p.InProgress, 0))
 		switch {
 		case err != nil:
@@ -251,7 +251,7 @@ func (x *examination) pools(ctx context.Context) {
 	}
 	for _, w := range x.workers {
 		if !declared[w.Pool] {
-			x.say("pools", problem, x.command("init --pools "+w.Pool), "worker %s works for pool %s, which is not declared", w.WorkerID, w.Pool)
+			x.say("pools", problem, x.bus.Command("init --pools "+w.Pool), "worker %s works for pool %s, which is not declared", w.WorkerID, w.Pool)
 		}
 	}
 }

@@ -34,14 +34,14 @@ func (x *examination) ledger(ctx context.Context) {
 	}{
 		{
 			s.vanished, problem, "submitted without a job, which somebody removed",
-			"dispatch the same again (" + x.command("dispatch --session S --delegation D") + "), or end it with " + x.command("cancel"),
+			"dispatch the same again (" + x.bus.Command("dispatch --session S --delegation D") + "), or end it with " + x.bus.Command("cancel"),
 		},
-		{s.orphaned, problem, "working without a worker and without a job", x.command("cancel") + " ends it"},
+		{s.orphaned, problem, "working without a worker and without a job", x.bus.Command("cancel") + " ends it"},
 		{
 			s.overdue, warning, "queued past the deadline: nobody took the job in time",
-			"a worker of the pool ends them without running them, as it does when it takes them; " + x.command("cancel") + " ends one now",
+			"a worker of the pool ends them without running them, as it does when it takes them; " + x.bus.Command("cancel") + " ends one now",
 		},
-		{s.undelivered, warning, "ended, and the parent was not told", x.command("ps --undelivered") + " says why, " + x.command("redeliver") + " tells it"},
+		{s.undelivered, warning, "ended, and the parent was not told", x.bus.Command("ps --undelivered") + " says why, " + x.bus.Command("redeliver") + " tells it"},
 	} {
 		if len(kind.records) > 0 {
 			x.say("delegations", kind.status, kind.fix, "%d %s: %s", len(kind.records), kind.what, named(kind.records))
@@ -177,5 +177,5 @@ func (x *examination) deadLetters(ctx context.Context) {
 			text += fmt.Sprintf(", %d %s", reasons[reason], reason)
 		}
 	}
-	x.say("dead letters", warning, x.command("dlq ls")+" lists them; show, retry or drop each", "%d%s", n, text)
+	x.say("dead letters", warning, x.bus.Command("dlq ls")+" lists them; show, retry or drop each", "%d%s", n, text)
 }

@@ -114,7 +114,7 @@ func TestStatsOfJobsThatWait(t *testing.T) {
 func TestAWorkerThatIsNotHeardOfIsSilent(t *testing.T) {
 	t.Parallel()
 	f := testFleet(t, nil)
-	js := jetStream(t, f.server.ClientURL())
+	js := testenv.JetStream(t, f.server.ClientURL())
 	putWorker(t, js, protocol.WorkerInfo{WorkerID: "wrk_gone", Pool: "default", Host: "h", SeenAt: protocol.NewTime(time.Now().Add(-time.Minute))})
 	got := starling(t, "", "workers", "--url", f.server.ClientURL())
 	for line := range strings.Lines(got.out) {

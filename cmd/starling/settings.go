@@ -463,6 +463,9 @@ func unknownVariables() []string {
 	return unknown
 }
 
+// tableIndent is the width of the columns before a setting's text.
+const tableIndent = 2 + 34 + 1 + 10 + 1
+
 // variableTable is the table of variables, for the help.
 func variableTable(all ...any) string {
 	var out strings.Builder
@@ -472,7 +475,7 @@ func variableTable(all ...any) string {
 			if fallback == "" {
 				fallback = "—"
 			}
-			for _, text := range wrapped(s.usage, helpWidth-48) {
+			for _, text := range wrapped(s.usage, helpWidth-tableIndent) {
 				fmt.Fprintf(&out, "  %-34s %-10s %s\n", s.variable, fallback, text)
 				s.variable, fallback = "", ""
 			}

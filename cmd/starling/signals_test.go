@@ -31,7 +31,7 @@ func TestASignalThatComesTwiceIsOneRequest(t *testing.T) {
 				go passStops(raw, stop, done)
 				began := time.Now()
 				for i, after := range c.after {
-					time.Sleep(time.Until(began.Add(after)))
+					time.Sleep(time.Until(began.Add(after))) // by the bubble's clock: nobody waits
 					raw <- []os.Signal{syscall.SIGTERM, syscall.SIGINT}[min(i, 1)]
 				}
 				close(done)

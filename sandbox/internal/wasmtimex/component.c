@@ -16,7 +16,6 @@ extern void wasmtime_config_memory_init_cow_set(wasm_config_t *, bool);
 extern bool wasi_config_set_stdout_file(wasi_config_t *, const char *path);
 extern bool wasi_config_set_stderr_file(wasi_config_t *, const char *path);
 
-
 typedef wasmtime_error_t *(*component_callback)(void *env, wasmtime_context_t *, const void *type,
                                                 wasmtime_component_val_t *args, size_t nargs,
                                                 wasmtime_component_val_t *results, size_t nresults);
