@@ -41,6 +41,7 @@ func try(dir, listener string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	parent := uintptr(os.Getppid()) // which a confined process cannot ask for
 	report, err := confine.Apply(confine.Rules{
 		ReadDirs: []string{filepath.Join(dir, "read")}, WriteDirs: []string{filepath.Join(dir, "write")},
 		OpenFiles: 64, AddressSpaceBytes: 8 << 30, CPUSeconds: 60, Nice: 5,
@@ -50,7 +51,7 @@ func try(dir, listener string) int {
 		return 1
 	}
 	results := map[string]string{}
-	for name, attempt := range attempts(dir, listener, held) {
+	for name, attempt := range attempts(dir, listener, held, parent) {
 		text := ""
 		if err := attempt(); err != nil {
 			text = err.Error()
@@ -61,7 +62,7 @@ func try(dir, listener string) int {
 	return 0
 }
 
-func attempts(dir, listener string, held *os.File) map[string]func() error {
+func attempts(dir, listener string, held *os.File, parent uintptr) map[string]func() error {
 	in := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
 	write := func(path string) func() error { return func() error { return os.WriteFile(path, []byte("x"), 0o600) } }
 	raw := func(number uintptr, args ...uintptr) func() error {
@@ -74,7 +75,10 @@ func attempts(dir, listener string, held *os.File) map[string]func() error {
 			return nil
 		}
 	}
-	parent := uintptr(os.Getppid())
+	fcntl := func(command, value uintptr) func() error { return raw(unix.SYS_FCNTL, socket, command, value) }
+	ioctl := func(request uint) func() error {
+		return func() error { return unix.IoctlSetPointerInt(socket, request, int(parent)) }
+	}
 	return map[string]func() error{
 		"ok: read where it may":    func() error { _, err := os.ReadFile(in("read", "file")); return err },
 		"ok: list where it may":    func() error { _, err := os.ReadDir(in("write")); return err },
@@ -88,7 +92,7 @@ func attempts(dir, listener string, held *os.File) map[string]func() error {
 		"no: read /etc/passwd":     func() error { _, err := os.ReadFile("/etc/passwd"); return err },
 		"no: list /":               func() error { _, err := os.ReadDir("/"); return err },
 		"no: read a neighbour":     func() error { _, err := os.ReadFile(in("other", "file")); return err },
-		"no: read /proc":           func() error { _, err := os.ReadFile("/proc/" + strconv.Itoa(os.Getppid()) + "/environ"); return err },
+		"no: read /proc":           func() error { _, err := os.ReadFile("/proc/" + strconv.Itoa(int(parent)) + "/environ"); return err },
 		"no: write where it reads": write(in("read", "new")),
 		"no: write outside":        write(in("other", "new")),
 		"no: write to /tmp":        write(filepath.Join(os.TempDir(), "starling-confine-test")),
@@ -118,7 +122,60 @@ func attempts(dir, listener string, held *os.File) map[string]func() error {
 		"no: its own memory":       func() error { _, err := os.ReadFile("/proc/self/mem"); return err },
 		"no: be traced":            raw(unix.SYS_PRCTL, unix.PR_SET_PTRACER, parent),
 		"no: a FIFO":               raw(unix.SYS_MKNODAT),
+
+		"ok: copy a descriptor":       fcntl(unix.F_DUPFD_CLOEXEC, 0),
+		"ok: set a descriptor's flag": fcntl(unix.F_SETFL, unix.O_NONBLOCK|unix.O_APPEND),
+		"ok: seal memory":             sealMemory,
+		"no: own a socket's signals":  fcntl(unix.F_SETOWN, parent),
+		"no: for a group":             fcntl(unix.F_SETOWN, -parent),
+		"no: for a thread":            func() error { return ownByThread(parent) },
+		"no: with another bit":        fcntl(ignored|unix.F_SETOWN, parent),
+		"no: by ioctl":                ioctl(fiosetown),
+		"no: for a group by ioctl":    ioctl(unix.SIOCSPGRP),
+		"no: choose the signal":       fcntl(unix.F_SETSIG, uintptr(unix.SIGTERM)),
+		"no: ask for signals":         fcntl(unix.F_SETFL, unix.O_ASYNC),
+		"no: ask with other flags":    fcntl(unix.F_SETFL, ignored|unix.O_ASYNC|unix.O_NONBLOCK),
+		"no: ask by ioctl":            ioctl(fioasync),
+		"no: ask for a directory's":   func() error { return notify(in("write")) },
+		"no: hold up an opener":       raw(unix.SYS_FCNTL, held.Fd(), unix.F_SETLEASE, unix.F_RDLCK),
 	}
+}
+
+const (
+	socket    = 0       // the standard input of the process that tries
+	ignored   = 1 << 32 // a bit of a call's argument that the kernel does not look at
+	fioasync  = 0x5452  // asm-generic/ioctls.h
+	fiosetown = 0x8901  // asm-generic/sockios.h
+)
+
+// ownByThread has the kernel signal a thread of another process for a socket.
+func ownByThread(id uintptr) error {
+	owner := struct{ kind, id int32 }{0, int32(id)} // F_OWNER_TID, of asm-generic/fcntl.h
+	_, _, errno := syscall.Syscall(unix.SYS_FCNTL, socket, unix.F_SETOWN_EX, uintptr(unsafe.Pointer(&owner)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// notify asks for a signal when a file is made in a directory.
+func notify(dir string) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil // which would be a failure of the test
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_NOTIFY, 4) // DN_CREATE, of linux/fcntl.h
+	return errors.Join(err, unix.Close(fd))
+}
+
+// sealMemory does what the engine does with the image of a module's memory.
+func sealMemory() error {
+	fd, err := unix.MemfdCreate("image", unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return err
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_WRITE|unix.F_SEAL_SEAL)
+	return errors.Join(err, unix.Close(fd))
 }
 
 // renameAcross moves and links files between directories, as programs do.
@@ -216,6 +273,14 @@ func TestAConfinedProcessCannotDoMoreThanItMay(t *testing.T) {
 		t.Fatal(err)
 	}
 	command := exec.Command(self, "try", dir, listener.Addr().String())
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	its, ours := os.NewFile(uintptr(pair[0]), "its"), os.NewFile(uintptr(pair[1]), "ours")
+	defer its.Close()
+	defer ours.Close()
+	command.Stdin = its
 	var stderr strings.Builder
 	command.Stderr = &stderr
 	out, err := command.Output()
@@ -234,7 +299,7 @@ func TestAConfinedProcessCannotDoMoreThanItMay(t *testing.T) {
 			t.Errorf("%s: %q", name, text)
 		}
 	}
-	if len(got.Results) < 40 {
+	if len(got.Results) < 55 {
 		t.Errorf("%d attempts, want all", len(got.Results))
 	}
 }

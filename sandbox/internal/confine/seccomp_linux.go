@@ -21,7 +21,7 @@ var allowed = []string{
 	"sigaltstack", "restart_syscall", "clock_getres", "clock_gettime", "clock_nanosleep", "gettimeofday", "nanosleep", "time",
 	// descriptors
 	"close", "dup", "dup3", "epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd2",
-	"fcntl", "fstat", "lseek", "pipe2", "poll", "ppoll", "pread64", "preadv", "preadv2", "pwrite64", "pwritev",
+	"fstat", "lseek", "pipe2", "poll", "ppoll", "pread64", "preadv", "preadv2", "pwrite64", "pwritev",
 	"pwritev2", "read", "readv", "recvfrom", "recvmsg", "sendmsg", "sendto", "shutdown", "write", "writev",
 	// files
 	"access", "faccessat", "faccessat2", "fadvise64", "fallocate", "fchdir", "fdatasync", "fstatfs", "fsync",
@@ -60,14 +60,24 @@ func known(names ...string) []string {
 	return have
 }
 
+// fcntls are the commands of fcntl that take any argument: copies and flags of
+// descriptors, and the seals of the engine's memory images. There is none by which
+// the kernel signals for a process (F_SETOWN, F_SETOWN_EX, F_SETSIG, F_NOTIFY), nor
+// a lease, for which whoever opens the file has to wait. They are listed, and those
+// not refused by name: the kernel looks at half the bits of a command, the filter at all.
+var fcntls = []uint64{
+	unix.F_DUPFD, unix.F_DUPFD_CLOEXEC, unix.F_GETFD, unix.F_SETFD, unix.F_GETFL, unix.F_ADD_SEALS, unix.F_GET_SEALS,
+}
+
 // conditions allow calls with some arguments only: clone for threads, signals
-// to itself, its own limits, and names for threads and memory.
+// to itself, its own limits, names for threads and memory, and what it may do to
+// its descriptors.
 func conditions() []seccomp.NameWithConditions {
 	argument := func(i uint32, op seccomp.Operation, value uint64) seccomp.ArgumentConditions {
 		return seccomp.ArgumentConditions{{Argument: i, Operation: op, Value: value}}
 	}
 	self := uint64(os.Getpid())
-	return []seccomp.NameWithConditions{
+	all := []seccomp.NameWithConditions{
 		{Name: "clone", Conditions: argument(0, seccomp.BitsSet, unix.CLONE_THREAD)},
 		{Name: "tgkill", Conditions: argument(0, seccomp.Equal, self)},
 		{Name: "kill", Conditions: argument(0, seccomp.Equal, self)},
@@ -77,5 +87,13 @@ func conditions() []seccomp.NameWithConditions {
 		}},
 		{Name: "prctl", Conditions: argument(0, seccomp.Equal, unix.PR_SET_NAME)},
 		{Name: "prctl", Conditions: argument(0, seccomp.Equal, unix.PR_SET_VMA)},
+		{Name: "fcntl", Conditions: seccomp.ArgumentConditions{
+			{Argument: 1, Operation: seccomp.Equal, Value: unix.F_SETFL},
+			{Argument: 2, Operation: seccomp.BitsNotSet, Value: unix.O_ASYNC}, // it asks for signals
+		}},
 	}
+	for _, command := range fcntls {
+		all = append(all, seccomp.NameWithConditions{Name: "fcntl", Conditions: argument(1, seccomp.Equal, command)})
+	}
+	return all
 }
