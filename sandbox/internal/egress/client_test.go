@@ -1,8 +1,11 @@
 package egress
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -14,9 +17,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"starling/protocol"
 )
@@ -303,21 +308,21 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestAHostThatEndsEachConnection before it answers, and says that the request may be
-// made again, is not asked for ever.
-func TestAHostThatEndsEachConnection(t *testing.T) {
-	t.Parallel()
+// http2Server speaks HTTP/2 by hand: serve has each connection, after the client's
+// preface and with settings sent, until it returns.
+func http2Server(t *testing.T, serve func(*http2.Framer)) (url string, roots *x509.CertPool, accepted *atomic.Int32) {
+	t.Helper()
 	server := httptest.NewUnstartedServer(nil)
 	server.EnableHTTP2 = true
 	server.StartTLS() // for its certificate
 	certificate := server.TLS.Certificates[0]
-	roots := server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+	roots = server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
 	server.Close()
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}, NextProtos: []string{"h2"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var accepted atomic.Int32
+	accepted = new(atomic.Int32)
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -331,15 +336,35 @@ func TestAHostThatEndsEachConnection(t *testing.T) {
 				framer := http2.NewFramer(conn, conn)
 				_, _ = io.ReadFull(conn, make([]byte, len(http2.ClientPreface)))
 				_ = framer.WriteSettings()
-				_ = framer.WriteGoAway(0, http2.ErrCodeNo, nil)
-				for err == nil {
-					_, err = framer.ReadFrame()
-				}
+				serve(framer)
 			})
 		}
 	})
 	t.Cleanup(func() { _ = listener.Close(); serving.Wait() })
-	url := "https://" + listener.Addr().String()
+	return "https://" + listener.Addr().String(), roots, accepted
+}
+
+// readFrames reads frames until the connection ends, or one of a kind has come.
+func readFrames(framer *http2.Framer, until http2.FrameType) error {
+	for {
+		frame, err := framer.ReadFrame()
+		if err != nil {
+			return err
+		}
+		if frame.Header().Type == until {
+			return nil
+		}
+	}
+}
+
+// TestAHostThatEndsEachConnection before it answers, and says that the request may be
+// made again, is not asked for ever.
+func TestAHostThatEndsEachConnection(t *testing.T) {
+	t.Parallel()
+	url, roots, accepted := http2Server(t, func(framer *http2.Framer) {
+		_ = framer.WriteGoAway(0, http2.ErrCodeNo, nil)
+		_ = readFrames(framer, http2.FrameGoAway)
+	})
 	c := newClient(t, Config{Roots: roots}, Policy{Allow: allow(t, url)})
 	var got *Error
 	if err := c.Do(t.Context(), Request{Head: "GET " + url + "/\n"}, new(answer)); !errors.As(err, &got) || got.Errno != ErrnoProtocol ||
@@ -348,5 +373,95 @@ func TestAHostThatEndsEachConnection(t *testing.T) {
 	}
 	if n := accepted.Load(); n > 2*maxTries { // some more may be under way
 		t.Errorf("%d connections were made", n)
+	}
+}
+
+// TestFramesThatHoldNothing come without an end, and are no pieces of a body: the
+// request ends as if nothing came, and then the connection as one that is not used.
+func TestFramesThatHoldNothing(t *testing.T) {
+	t.Parallel()
+	const stream = 1 // the client's first
+	head := func(framer *http2.Framer, headers ...hpack.HeaderField) error {
+		var block bytes.Buffer
+		encoder := hpack.NewEncoder(&block)
+		for _, field := range headers {
+			if err := encoder.WriteField(field); err != nil {
+				return err
+			}
+		}
+		return framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: block.Bytes(), EndHeaders: true})
+	}
+	var packed bytes.Buffer // a gzip header, and blocks that unpack to nothing
+	if z := gzip.NewWriter(&packed); z.Flush() != nil {
+		t.Fatal("no gzip header")
+	}
+	beginning := packed.Len() // each flush is one more such block
+	empty := []byte{0, 0, 0, 0xff, 0xff}
+	ok := hpack.HeaderField{Name: ":status", Value: "200"}
+	gzipped := hpack.HeaderField{Name: "content-encoding", Value: "gzip"}
+	answered := func(framer *http2.Framer) error {
+		return errors.Join(head(framer, ok), framer.WriteData(stream, false, []byte("x")))
+	}
+	for name, test := range map[string]struct {
+		begin, again func(*http2.Framer) error
+		body, want   string
+	}{
+		"data": {
+			answered, func(f *http2.Framer) error { return f.WriteData(stream, false, nil) },
+			"x", "nothing more of the response came within 200ms",
+		},
+		"padding": {
+			answered, func(f *http2.Framer) error { return f.WriteDataPadded(stream, false, nil, make([]byte, 100)) },
+			"x", "nothing more of the response came within 200ms",
+		},
+		"pings": {
+			answered, func(f *http2.Framer) error { return f.WritePing(false, [8]byte{}) },
+			"x", "nothing more of the response came within 200ms",
+		},
+		"data that unpacks to nothing": {
+			func(f *http2.Framer) error {
+				return errors.Join(head(f, ok, gzipped), f.WriteData(stream, false, packed.Bytes()[:beginning]))
+			},
+			func(f *http2.Framer) error { return f.WriteData(stream, false, empty) },
+			"", "nothing more of the response came within 200ms",
+		},
+		"pings and no head": {
+			func(*http2.Framer) error { return nil }, func(f *http2.Framer) error { return f.WritePing(false, [8]byte{}) },
+			"", "no response came within 200ms",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var sent atomic.Int64
+			gone := make(chan struct{}, maxTries)
+			url, roots, _ := http2Server(t, func(framer *http2.Framer) {
+				defer func() { gone <- struct{}{} }()
+				if readFrames(framer, http2.FrameHeaders) != nil || test.begin(framer) != nil {
+					return
+				}
+				var reading sync.WaitGroup
+				reading.Go(func() { _ = readFrames(framer, http2.FrameGoAway) })
+				for test.again(framer) == nil {
+					sent.Add(1)
+				}
+				reading.Wait()
+			})
+			limits := Limits{Head: time.Minute, Idle: 200 * time.Millisecond}
+			if strings.HasPrefix(test.want, "no response") {
+				limits.Head = 200 * time.Millisecond
+			}
+			c := newClient(t, Config{Roots: roots, Limits: limits}, Policy{Allow: allow(t, url)})
+			c.transport.IdleConnTimeout = 100 * time.Millisecond
+			var a answer
+			var got *Error
+			err := c.Do(t.Context(), Request{Head: "GET " + url + "/\n"}, &a)
+			if n := sent.Load(); n < 100 {
+				t.Errorf("%d such frames came, want many", n)
+			}
+			if !errors.As(err, &got) || got.Errno != ErrnoTimedOut || got.Sentence != test.want || a.body.String() != test.body {
+				t.Errorf("Do() = %v with the body %q, want %q and %q", err, a.body.String(), test.want, test.body)
+			}
+			<-gone
+		})
 	}
 }
