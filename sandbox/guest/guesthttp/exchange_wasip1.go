@@ -11,9 +11,6 @@ import (
 	"unsafe"
 )
 
-// maxInFlight is how many requests the host lets a guest have open.
-const maxInFlight = 16
-
 // slots are taken by the requests that are open. They belong to the module, as
 // the host's bound does.
 var slots = make(chan struct{}, maxInFlight)
@@ -62,11 +59,6 @@ func roundTrip(r *http.Request) (*http.Response, error) {
 	}
 	return answer, nil
 }
-
-const (
-	errnoAgain     = 6
-	errnoBadHandle = 8
-)
 
 // errClosed is what reading a closed body gives.
 var errClosed = errors.New("guesthttp: read on a closed response body")

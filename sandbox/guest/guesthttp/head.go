@@ -13,9 +13,6 @@ import (
 	"sync"
 )
 
-// maxRequestBytes is what the host takes of a request's body.
-const maxRequestBytes = 8 << 20
-
 func invalid(format string, args ...any) error {
 	return &Error{ErrInvalidRequest, fmt.Sprintf(format, args...)}
 }

@@ -122,7 +122,7 @@ func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *ht
 	response, err := client.Do(bounded(req, cancel))
 	head.Stop()
 	if err != nil {
-		if strings.Contains(err.Error(), "server response headers exceeded") {
+		if wideHeaders(err) {
 			return refuse(ErrnoMessageSize, "the response's headers have more than %d bytes", MaxHeaderBytes)
 		}
 		return err
@@ -137,6 +137,14 @@ func (c *Client) do(ctx context.Context, cancel context.CancelCauseFunc, req *ht
 		return &sinkError{err}
 	}
 	return c.body(cancel, response.Body, clean, sink)
+}
+
+// wideHeaders reports whether a response's headers were over MaxHeaderBytes. net/http
+// has words for it, of HTTP/1 and of HTTP/2, and no error value. Where HTTP/2 says a
+// protocol error instead (one header alone is over it, or twice as much came), so do we.
+func wideHeaders(err error) bool {
+	return strings.Contains(err.Error(), "server response headers exceeded") ||
+		strings.Contains(err.Error(), "response header list larger than advertised limit")
 }
 
 // maxTries is how many connections a request and its redirects may use up: a host may

@@ -376,6 +376,34 @@ func TestAHostThatEndsEachConnection(t *testing.T) {
 	}
 }
 
+// TestWideHeaders are a response that is too large, over HTTP/1 and HTTP/2.
+func TestWideHeaders(t *testing.T) {
+	t.Parallel()
+	for name, http2 := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if (r.ProtoMajor == 2) != http2 {
+					t.Errorf("the request came by %s", r.Proto)
+				}
+				for i := range 100 {
+					w.Header().Set(fmt.Sprint("X-", i), strings.Repeat("x", MaxHeaderBytes/100))
+				}
+			}))
+			server.EnableHTTP2 = http2
+			server.StartTLS()
+			t.Cleanup(server.Close)
+			roots := server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+			c := newClient(t, Config{Roots: roots}, Policy{Allow: allow(t, server.URL)})
+			var got *Error
+			if err := c.Do(t.Context(), Request{Head: "GET " + server.URL + "/\n"}, new(answer)); !errors.As(err, &got) ||
+				got.Errno != ErrnoMessageSize || got.Sentence != "the response's headers have more than 65536 bytes" {
+				t.Errorf("Do() = %v, want that the headers are too large", err)
+			}
+		})
+	}
+}
+
 // TestFramesThatHoldNothing come without an end, and are no pieces of a body: the
 // request ends as if nothing came, and then the connection as one that is not used.
 func TestFramesThatHoldNothing(t *testing.T) {
