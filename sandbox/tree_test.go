@@ -189,3 +189,28 @@ func TestRemoveTree(t *testing.T) {
 		t.Errorf("RemoveTree() of a file = %v", err)
 	}
 }
+
+// BenchmarkTreeBytes is one look at a guest's directory, which every run that exits
+// well has once.
+func BenchmarkTreeBytes(b *testing.B) {
+	for _, files := range []int{0, 1000, 10_000} {
+		b.Run(fmt.Sprintf("%d-files", files), func(b *testing.B) {
+			dir := b.TempDir()
+			for i := range files {
+				if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o600); err != nil {
+					b.Fatal(err)
+				}
+			}
+			root, err := os.OpenRoot(dir)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() { _ = root.Close() }() // only read
+			for b.Loop() {
+				if _, err := sandbox.TreeBytes(root, math.MaxInt64); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

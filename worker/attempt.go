@@ -24,7 +24,7 @@ var (
 	errFrames             = errors.New("the task's frames cannot be published")
 )
 
-// quotaError stops a guest whose work directory grew past its quota, or too deep
+// quotaError ends a guest whose work directory grew past its quota, or too deep
 // to be measured.
 type quotaError struct {
 	used, limit int64

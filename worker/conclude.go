@@ -56,7 +56,7 @@ func (a *attempt) ended(ctx context.Context, cause error, end sandbox.Ending, ca
 		// The session said how it ended; what happened to its process afterwards
 		// changes nothing.
 	case end.Kind == sandbox.Exited:
-		a.write(ctx, a.exited(end))
+		a.write(ctx, a.exited(end, canceled))
 	case end.Kind == sandbox.LimitHit:
 		a.write(ctx, a.segments.Killed(end.Message))
 	case end.Kind == sandbox.ProcessDied && !a.toBlame(end) && !canceled:
@@ -91,14 +91,18 @@ func (a *attempt) toBlame(end sandbox.Ending) bool {
 		end.Blame == sandbox.BlameUnclear && !a.claim.Record.AttemptsLeft(a.job.MaxAttempts)
 }
 
-// exited ends the turn of a guest that exited by itself.
-func (a *attempt) exited(end sandbox.Ending) []protocol.Frame {
+// exited ends the turn of a guest that exited by itself. One that left its directory
+// over its quota has not succeeded: it may have been gone before that was looked at.
+func (a *attempt) exited(end sandbox.Ending, canceled bool) []protocol.Frame {
 	lastLine := ""
 	if n := len(end.StderrTail); n > 0 {
 		lastLine = end.StderrTail[n-1]
 	}
 	if end.Status != 0 {
 		return a.segments.Exited(end.Status, lastLine, nil)
+	}
+	if over := a.dir.over(a.manifest.Capabilities.Limits.WorkdirBytes, 0); over != nil && !canceled { // a cancel wins
+		return a.segments.Killed(over.Error())
 	}
 	answer, err := a.dir.answer(a.manifest.Capabilities.Filesystem.Scope)
 	if err != nil {

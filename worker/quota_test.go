@@ -44,10 +44,38 @@ func TestWorkdirQuota(t *testing.T) {
 	if e := f.end(t, nest); e.rec.Ending.Message != deep {
 		t.Errorf("a guest that nests directories ended %s with %q, want %q", e.rec.Status, e.rec.Ending.Message, deep)
 	}
+	// One that is gone before it is measured has not succeeded either, whatever it said.
+	hasty := f.job(f.push(t, "hasty", guest(t, file("a", "", 5), say("done")), small), "x")
+	e = f.end(t, hasty)
+	message = e.rec.Ending.Message
+	if !want.MatchString(message) {
+		t.Errorf("a guest that exits at once ended %s with %q, want %s", e.rec.Status, message, want)
+	}
+	e.check(t, f, hasty, situation{
+		protocol.StatusError, protocol.ReportedByChild, "", "TASK_STATE_FAILED", message, nil, "error: " + message,
+	})
 	// Within it, a guest goes on, though it is measured.
 	job = f.job(f.push(t, "modest", guest(t, file("a", "", 3), nap(1200), say("done")), small), "x")
 	if e := f.end(t, job); e.rec.Status != protocol.StatusOK {
 		t.Errorf("ended %s %q, want ok", e.rec.Status, e.rec.Ending.Message)
+	}
+}
+
+// TestACancelWinsOverTheQuota of a guest that stops when it is asked to, and leaves
+// too much behind.
+func TestACancelWinsOverTheQuota(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.hire(t, nil)
+	two := func(m *protocol.Manifest) { m.Capabilities.Limits.WorkdirBytes = 2 * 4096 } // the task is a file, too
+	job := f.job(f.push(t, "tidy", guest(t, file("a", "", 0), say("ready"), untilCanceled(), file("b", "", 0)), two), "x")
+	f.dispatch(t, job)
+	f.saying(t, job, "ready")
+	if _, err := f.cancel(t, job); err != nil {
+		t.Fatal(err)
+	}
+	if rec := f.settled(t, job); !rec.Outcome.ParentEnded() || rec.Ending.Message != protocol.MessageCanceled {
+		t.Errorf("ended %s with %q, want %q", rec.Status, rec.Ending.Message, protocol.MessageCanceled)
 	}
 }
 

@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"starling/protocol"
-	"starling/sandbox"
 )
 
 // guest is one that runs now, or is made ready.
@@ -144,9 +142,8 @@ func (w *Worker) measure(unread bool) bool {
 		if gone <= quota && began.Before(g.due) {
 			continue // it has many files
 		}
-		used, err := sandbox.TreeBytes(g.dir.root, quota)
-		if err != nil || used > quota-gone {
-			g.stop(&quotaError{used + min(gone, math.MaxInt64-used), quota, err})
+		if over := g.dir.over(quota, gone); over != nil {
+			g.stop(over)
 		}
 		g.due = time.Now().Add(measureShare * time.Since(began))
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -83,6 +84,16 @@ func (d *workdir) prepare(scope, task string) error {
 		return fmt.Errorf("work directory: %w", err)
 	}
 	return nil
+}
+
+// over is how the directory is over a quota of bytes, or too deep, or nil. gone are
+// the bytes that its guest holds and that are in it no more.
+func (d *workdir) over(quota, gone int64) *quotaError {
+	used, err := sandbox.TreeBytes(d.root, quota)
+	if err == nil && used <= quota-gone {
+		return nil
+	}
+	return &quotaError{used + min(gone, math.MaxInt64-used), quota, err}
 }
 
 // answer is the content of out/result.txt under the guest's root, or nil when
