@@ -22,7 +22,7 @@ var allowed = []string{
 	// descriptors
 	"close", "dup", "dup3", "epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd2",
 	"fcntl", "fstat", "lseek", "pipe2", "poll", "ppoll", "pread64", "preadv", "preadv2", "pwrite64", "pwritev",
-	"pwritev2", "read", "readv", "recvfrom", "recvmsg", "sendmsg", "sendto", "shutdown", "write", "writev",
+	"pwritev2", "read", "readv", "write", "writev",
 	// files
 	"access", "faccessat", "faccessat2", "fadvise64", "fallocate", "fchdir", "fdatasync", "fstatfs", "fsync",
 	"ftruncate", "getcwd", "getdents64", "linkat", "lstat", "mkdirat", "newfstatat", "open", "openat", "openat2",
