@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
 
@@ -13,36 +12,38 @@ import (
 	"starling/sandbox/internal/confine"
 )
 
-// The descriptors of a sandbox process beside stdio. First come the sockets, two
-// for each guest at a time: one for what it is given and says, one for what stops
-// it. The very first says hello. A process that compiles has that socket, then
+// The descriptors of a sandbox process beside stdio. First come the pipes, three
+// for each guest at a time: one for what it is given, one for what it says, one for
+// what stops it. The very first two say hello. A process that compiles has those, then
 // the module's file and the one for its compiled form.
 const (
-	firstSocket  = 3
-	moduleFile   = 4
-	compiledFile = 5
+	firstPipe     = 3
+	pipesPerGuest = 3
+	moduleFile    = 5
+	compiledFile  = 6
 )
 
-// errWorkerGone ends a guest whose worker closed its socket.
+// errWorkerGone ends a guest whose worker closed its pipes.
 var errWorkerGone = errors.New("the worker is gone")
 
 // ProcessMain is the whole program of a sandbox process, which a [Supervisor]
 // starts: it takes away its own rights, runs guests or compiles one module, and
-// returns the exit status once the worker's end of its socket is closed. Nothing
+// returns the exit status once the worker's ends of its pipes are closed. Nothing
 // else may run in that process.
 func ProcessMain() int {
-	control, err := openSocket(firstSocket)
+	first, err := openData(0)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "starling sandbox is started by a worker, with a socket as descriptor %d: %s\n", firstSocket, err)
+		fmt.Fprintf(os.Stderr, "starling sandbox is started by a worker, with pipes as descriptors from %d on: %s\n", firstPipe, err)
 		return 2
 	}
+	control := newPipe(first)
 	var h hello
 	if err := control.receiveJSON(msgHello, &h); err != nil {
 		fmt.Fprintln(os.Stderr, "no hello from the worker:", err)
 		return 2
 	}
 	answer := ready{Version: pipeVersion}
-	serve, err := h.prepare(control)
+	serve, err := h.prepare(first, control)
 	if err == nil {
 		answer.Confined, err = confine.Apply(h.Rules)
 	}
@@ -66,7 +67,7 @@ type service interface {
 }
 
 // prepare opens what must be open before the process is confined.
-func (h *hello) prepare(control *pipe) (service, error) {
+func (h *hello) prepare(first *duplex, control *pipe) (service, error) {
 	if h.Version != pipeVersion {
 		return nil, fmt.Errorf("the worker speaks version %d of the sandbox protocol and this program %d: run both from one binary",
 			h.Version, pipeVersion)
@@ -74,21 +75,26 @@ func (h *hello) prepare(control *pipe) (service, error) {
 	switch {
 	case h.Run != nil:
 		c := &child{cfg: *h.Run}
-		for fd := firstSocket; fd < firstSocket+2*h.Run.Density; fd += 2 {
+		for i := range h.Run.Density {
 			s := &childSlot{c: c, data: control}
-			var err error
-			if fd != firstSocket {
-				s.data, err = openSocket(fd)
+			if i > 0 {
+				data, err := openData(i)
+				if err != nil {
+					return nil, err
+				}
+				s.data = newPipe(data)
 			}
-			if err == nil {
-				s.control, err = openSocket(fd + 1)
-			}
+			stops, err := openControl(i)
 			if err != nil {
 				return nil, err
 			}
+			s.control = newPipe(stops)
 			c.slots = append(c.slots, s)
 		}
-		return c, closeInherited(firstSocket + 2*h.Run.Density)
+		if h.Run.Density == 1 {
+			first.in.setPatience(processPatience)
+		}
+		return c, closeInherited(firstPipe + pipesPerGuest*h.Run.Density)
 	case h.Compile != nil:
 		c := &compileChild{cfg: *h.Compile, control: control}
 		c.module = os.NewFile(moduleFile, h.Compile.Name)
@@ -98,18 +104,14 @@ func (h *hello) prepare(control *pipe) (service, error) {
 	return nil, fmt.Errorf("%w: a hello for nothing", errBadMessage)
 }
 
-// openSocket is a socket that its reader waits for without a thread in a system call:
-// the runtime looks for such a thread every 20 µs, which costs a process that has a
-// guest once in a while more than the guest does.
-func openSocket(fd int) (*pipe, error) {
-	f := os.NewFile(uintptr(fd), "socket")
-	defer func() { _ = f.Close() }() // FileConn has its own
-	conn, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	return newPipe(conn), nil
+// openData is this process's end of what goes both ways for the guest's place i.
+func openData(i int) (*duplex, error) {
+	at := firstPipe + i*pipesPerGuest
+	return inheritedPipes(at, at+1)
 }
+
+// openControl is this process's end of what stops the guest in place i.
+func openControl(i int) (*duplex, error) { return inheritedPipes(firstPipe+i*pipesPerGuest+2, -1) }
 
 // child runs guests, one at a time in each slot.
 type child struct {
@@ -125,7 +127,7 @@ func (c *child) start() (err error) {
 	return err
 }
 
-// serve returns when the worker closed a socket: it owns this process, so it is
+// serve returns when the worker closed a pipe: it owns this process, so it is
 // gone or wants it to be. The guests that run end with the process.
 func (c *child) serve() int {
 	gone := make(chan error, 2*len(c.slots))
@@ -134,7 +136,7 @@ func (c *child) serve() int {
 		go func() { gone <- s.listen() }()
 	}
 	if err := <-gone; !errors.Is(err, io.EOF) {
-		fmt.Fprintln(os.Stderr, "the worker's socket:", err)
+		fmt.Fprintln(os.Stderr, "the worker's pipe:", err)
 		return 1
 	}
 	return 0
@@ -152,7 +154,7 @@ type childSlot struct {
 	canceled, stopped int64
 }
 
-// serve runs what comes until the socket is closed.
+// serve runs what comes until the pipe is closed.
 func (s *childSlot) serve() error {
 	for {
 		kind, body, err := s.data.receive()
@@ -206,7 +208,7 @@ func (s *childSlot) tell() {
 	}
 }
 
-// listen hears who is to be stopped, and what requests are answered, until the socket
+// listen hears who is to be stopped, and what requests are answered, until the pipe
 // is closed.
 func (s *childSlot) listen() error {
 	for {
@@ -317,7 +319,7 @@ func (r *childRun) emit(event protocol.Event) {
 }
 
 // must stops the guest when the worker does not hear it any more. listen sees the
-// closed socket and ends the process.
+// closed pipe and ends the process.
 func (r *childRun) must(err error) {
 	if err != nil {
 		r.stop(fmt.Errorf("%w: %w", errWorkerGone, err))

@@ -7,7 +7,7 @@
 // process an engine runs the guest as well, so the main path is
 //
 //	Supervisor.Run → ground (ground.go) → compiled (compiler.go) → take → remoteRun.run
-//	    │ a socket pair: pipe.go, pipemessage.go
+//	    │ pipes: duplex.go, inlet_linux.go, pipe.go, pipemessage.go
 //	    ▼
 //	ProcessMain (child.go) → confine.Apply → childSlot.serve → childRun.run
 //	    └► newRun → run.start → the guest → run.Call (a host function) or run.Tick
@@ -34,7 +34,7 @@
 // A guest's requests (http.go) are made by the process that Run was called in
 // (httpcalls.go, internal/egress), each on a goroutine of its own that ends before
 // Run returns. Between a sandbox process and its supervisor they pass the same
-// sockets (httppipe.go).
+// pipes (httppipe.go).
 //
 // Two things differ from what the engine would do by itself. Modules are
 // rewritten a little before they are compiled, so that a limit can be told from

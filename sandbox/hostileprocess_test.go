@@ -10,14 +10,15 @@ import (
 // HostileProcess is the program of a sandbox process that breaks the protocol in the
 // way that it is told by name. hanging and endless are servers that it may reach.
 func HostileProcess(how, hanging, endless string) int {
-	data, err := openSocket(firstSocket)
+	both, err := openData(0)
 	if err != nil {
 		return 1
 	}
-	control, err := openSocket(firstSocket + 1)
+	stops, err := openControl(0)
 	if err != nil {
 		return 1
 	}
+	data, control := newPipe(both), newPipe(stops)
 	var h hello
 	if err := data.receiveJSON(msgHello, &h); err != nil || h.Run == nil {
 		return 1
@@ -100,7 +101,7 @@ type hostileProcess struct {
 	hanging       string
 }
 
-// must ends the process when the worker closed the socket.
+// must ends the process when the worker closed the pipes.
 func (p *hostileProcess) must(err error) {
 	if err != nil {
 		os.Exit(3)

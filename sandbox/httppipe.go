@@ -8,7 +8,7 @@ import (
 )
 
 // A guest in a process has its requests made by the worker. The process asks on
-// the socket of its events; the worker answers on the one that stops guests,
+// the pipe of its events; the worker answers on the one that stops guests,
 // which the process always reads. What it answers is bounded by the window of a
 // request: the process acknowledges what its guest has read.
 

@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"starling/protocol"
 )
 
@@ -98,13 +100,22 @@ func TestASilentRunIsAnnouncedInTime(t *testing.T) {
 	}
 }
 
-// pipes is both ends of a socket pair.
+// pipes is both ends of what goes both ways.
 func pipes(t *testing.T) (ours, theirs *pipe) {
 	t.Helper()
-	conn, file, err := socketPair()
+	worker, files, err := dataPipes()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _, _ = conn.Close(), file.Close() }) // a test may have closed them
-	return newPipe(conn), newPipe(file)
+	fd, err := unix.Dup(int(files[0].Fd())) // which has an owner, as the pipe has
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := newInlet(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := &duplex{in: in, out: files[1]}
+	t.Cleanup(func() { _, _, _ = worker.Close(), process.Close(), files[0].Close() }) // a test may have closed them
+	return newPipe(worker), newPipe(process)
 }

@@ -13,7 +13,7 @@ import (
 
 // pipeVersion is the version of the protocol between a worker and its sandbox
 // processes. Both are the same binary, unless somebody configured another.
-const pipeVersion = 3
+const pipeVersion = 4
 
 // maxMessageBytes bounds a message: the largest is an ending with 8 MiB of
 // stdout, each byte of which may have become a U+FFFD of three.
@@ -28,10 +28,10 @@ const (
 	msgHello messageKind = 'H' // JSON, hello
 	msgRun   messageKind = 'R' // remoteSpec
 	msgPing  messageKind = 'P' // is anybody there: empty
-	// On the second socket, with the number of the run:
+	// On the control pipe, with the number of the run:
 	msgCancel messageKind = 'C' // the guest should stop by itself
 	msgStop   messageKind = 'S' // the guest is interrupted
-	// On the second socket, with the numbers of the run and of the request:
+	// On the control pipe, with the numbers of the run and of the request:
 	msgHTTPHead messageKind = 'a' // the head of its response
 	msgHTTPBody messageKind = 'b' // a piece of its body
 	msgHTTPDone messageKind = 'z' // it is over: an errno, 0 is none, and a sentence
@@ -53,15 +53,15 @@ const (
 // errBadMessage says that the other side does not keep to the protocol.
 var errBadMessage = errors.New("bad message")
 
-// conn is a [net.Conn] of the worker's, or a blocking file of a process's.
+// conn is what carries the messages: a [duplex].
 type conn interface {
 	io.ReadWriteCloser
 	SetDeadline(time.Time) error
 }
 
-// pipe is one end of a socket pair. A message is the length of what follows (4
-// bytes, little endian), its kind, and its body. Sends may be concurrent;
-// receives are one goroutine's.
+// pipe is one end of a connection that passes messages. A message is the length of
+// what follows (4 bytes, little endian), its kind, and its body. Sends may be
+// concurrent; receives are one goroutine's.
 type pipe struct {
 	conn conn
 	in   *bufio.Reader

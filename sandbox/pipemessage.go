@@ -22,7 +22,7 @@ type hello struct {
 }
 
 type helloRun struct {
-	Density       int           `json:"density"` // so many pairs of sockets there are
+	Density       int           `json:"density"` // so many places with their pipes there are
 	MaxModules    int           `json:"max_modules"`
 	Tick          time.Duration `json:"tick"`
 	ResidentBytes int64         `json:"resident_bytes"`
@@ -78,7 +78,7 @@ func (p *pipe) receiveJSON(kind messageKind, v any) error {
 // granted.
 type remoteSpec struct {
 	Spec
-	number   int64 // of the run on its socket, from 1
+	number   int64 // of the run in its place, from 1
 	code     code
 	preopens []wasmtimex.Preopen
 }

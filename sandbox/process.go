@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,8 +14,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"starling/sandbox/internal/confine"
 )
@@ -57,9 +54,7 @@ func (s *slot) close() error {
 		if p == nil {
 			continue
 		}
-		if err := p.conn.Close(); !errors.Is(err, net.ErrClosed) {
-			problems = append(problems, err)
-		}
+		problems = append(problems, p.conn.Close())
 	}
 	return errors.Join(problems...)
 }
@@ -217,7 +212,7 @@ const (
 	addressSpace = 12 << 30
 )
 
-// launch starts the configured command with sockets and files beyond stdio, says
+// launch starts the configured command with pipes and files beyond stdio, says
 // hello and waits for the answer.
 func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	p := &process{dead: make(chan struct{}), stderr: &processStderr{}}
@@ -232,7 +227,7 @@ func (s *Supervisor) launch(h hello, files []*os.File) (*process, error) {
 	p.command.SysProcAttr = processAttributes()
 	theirs, err := p.openSlots(h)
 	// Before anything is awaited: as long as one is open here, a process that dies
-	// does not close its socket.
+	// does not close its pipes.
 	closeTheirs := func() {
 		for _, f := range theirs {
 			_ = f.Close() // the process has its own by now
@@ -274,31 +269,30 @@ type killedError struct{ error }
 
 func (e *killedError) Unwrap() error { return e.error }
 
-// openSlots makes the slots that h tells of, each with its sockets, and gives the
+// openSlots makes the slots that h tells of, each with its pipes, and gives the
 // process's ends, which the caller closes also when it fails.
 func (p *process) openSlots(h hello) (theirs []*os.File, err error) {
-	pair := func() (*pipe, error) {
-		ours, their, err := socketPair()
-		if err != nil {
-			return nil, err
-		}
-		theirs = append(theirs, their)
-		return newPipe(ours), nil
-	}
 	places := 1
 	if h.Run != nil {
 		places = h.Run.Density
 	}
-	for i := 0; i < places && err == nil; i++ {
-		place := &slot{process: p}
-		if place.pipe, err = pair(); err == nil {
-			p.slots = append(p.slots, place)
-			if h.Run != nil {
-				place.control, err = pair()
-			}
+	for range places {
+		data, files, err := dataPipes()
+		if err != nil {
+			return theirs, err
 		}
+		place := &slot{process: p, pipe: newPipe(data)}
+		p.slots, theirs = append(p.slots, place), append(theirs, files...)
+		if h.Run == nil {
+			continue
+		}
+		control, file, err := controlPipe()
+		if err != nil {
+			return theirs, err
+		}
+		place.control, theirs = newPipe(control), append(theirs, file)
 	}
-	return theirs, err
+	return theirs, nil
 }
 
 func (s *Supervisor) greet(p *process, h hello) error {
@@ -390,28 +384,6 @@ func (s *processStderr) lines() []string {
 		}
 	}
 	return lines
-}
-
-// socketPair is a connection for us and the file of the other end.
-func socketPair() (net.Conn, *os.File, error) {
-	// No process that is started meanwhile inherits them.
-	syscall.ForkLock.RLock()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	if err == nil {
-		unix.CloseOnExec(fds[0])
-		unix.CloseOnExec(fds[1])
-	}
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		return nil, nil, fmt.Errorf("socket pair: %w", err)
-	}
-	ours := os.NewFile(uintptr(fds[0]), "sandbox process")
-	defer func() { _ = ours.Close() }() // FileConn has its own
-	conn, err := net.FileConn(ours)
-	if err != nil {
-		return nil, nil, errors.Join(err, unix.Close(fds[1]))
-	}
-	return conn, os.NewFile(uintptr(fds[1]), "worker"), nil
 }
 
 // starter starts processes from one thread that lives as long as they do: the

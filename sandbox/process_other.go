@@ -17,7 +17,7 @@ func selfProgram() string {
 }
 
 // processAttributes: a group of its own, so that a Ctrl-C at the terminal is the
-// worker's to handle. The closed socket tells of the worker's death.
+// worker's to handle. The closed pipe tells of the worker's death.
 func processAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // processorTime is what a process has used of the processors, which nobody tells here.

@@ -206,7 +206,7 @@ func (r *remoteRun) grown(ctx context.Context) {
 	r.kill(r.killAt)
 }
 
-// end takes down what grown set up, so that the next run finds the socket as new.
+// end takes down what grown set up, so that the next run finds the pipe as new.
 func (r *remoteRun) end() {
 	r.s.lasting.remove(&r.young)
 	r.mu.Lock()
@@ -247,7 +247,7 @@ func (r *remoteRun) watch(done, ctx context.Context) {
 // seen by run.
 func (r *remoteRun) tell(kind messageKind) { _ = r.control(kind, func(*encoder) {}) }
 
-// control sends a message about this run on the second socket. An honest process
+// control sends a message about this run on the control pipe. An honest process
 // always reads there: one that does not is killed. It may be called concurrently.
 func (r *remoteRun) control(kind messageKind, more func(*encoder)) error {
 	err := r.slot.control.sendWithin(controlPatience*r.s.cfg.KillAfter, kind, func(e *encoder) {
@@ -260,7 +260,7 @@ func (r *remoteRun) control(kind messageKind, more func(*encoder)) error {
 	return err
 }
 
-// controlPatience is how long a process may not read its second socket, in times of
+// controlPatience is how long a process may not read its control pipe, in times of
 // KillAfter: the machine may be busy.
 const controlPatience = 5
 
@@ -270,7 +270,7 @@ const controlPatience = 5
 func (r *remoteRun) kill(at time.Time) {
 	r.killAt = at
 	if r.stopWatcher != nil && !r.ended {
-		_ = r.slot.pipe.conn.SetDeadline(at) // it fails when the socket is closed, which receive says
+		_ = r.slot.pipe.conn.SetDeadline(at) // it fails when the pipe is closed, which receive says
 	}
 }
 
@@ -315,7 +315,7 @@ func (r *remoteRun) heldBack() {
 const slowEmit = 50 * time.Millisecond
 
 // maxLate bounds what a process may still say after it was told to stop: more
-// than a socket holds.
+// than a pipe holds.
 const maxLate = 1 << 16
 
 // take handles a message; it gives the ending when that is it.
@@ -421,7 +421,7 @@ func (r *remoteRun) lost(err error) (Ending, error) {
 	return r.finish(end), nil
 }
 
-// reap makes sure that a process that closed its socket ends.
+// reap makes sure that a process that closed its pipe ends.
 func (r *remoteRun) reap() {
 	timer := time.NewTimer(r.s.cfg.KillAfter)
 	defer timer.Stop()

@@ -327,7 +327,7 @@ func TestASlowWorkerHoldsTheGuestBack(t *testing.T) {
 		t.Errorf("the neighbour's Run = %+v, want exited", neighbour)
 	}
 	if wrote := written(t, pid); wrote > 2_000_000 {
-		t.Errorf("the process wrote %d bytes that nobody read, want no more than a socket holds", wrote)
+		t.Errorf("the process wrote %d bytes that nobody read, want no more than a pipe holds", wrote)
 	}
 	close(release)
 	if got := <-end; got.Kind != sandbox.Exited || bytes < 1000*5000 {

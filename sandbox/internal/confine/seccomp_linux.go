@@ -21,8 +21,8 @@ var allowed = []string{
 	"sigaltstack", "restart_syscall", "clock_getres", "clock_gettime", "clock_nanosleep", "gettimeofday", "nanosleep", "time",
 	// descriptors
 	"close", "dup", "dup3", "epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "eventfd2",
-	"fstat", "lseek", "pipe2", "poll", "ppoll", "pread64", "preadv", "preadv2", "pwrite64", "pwritev",
-	"pwritev2", "read", "readv", "recvfrom", "recvmsg", "sendmsg", "sendto", "shutdown", "write", "writev",
+	"fstat", "lseek", "pipe2", "poll", "ppoll", "pread64", "preadv", "preadv2", "pwrite64", "pwritev", "pwritev2",
+	"read", "readv", "write", "writev",
 	// files
 	"access", "faccessat", "faccessat2", "fadvise64", "fallocate", "fchdir", "fdatasync", "fstatfs", "fsync",
 	"ftruncate", "getcwd", "getdents64", "linkat", "lstat", "mkdirat", "newfstatat", "open", "openat", "openat2",
