@@ -117,7 +117,7 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 		return &silentError{exitInterrupted}
 	default:
 	}
-	job := newJob(entry, text, env, spawner)
+	job := newJob(entry.CapsuleEntry, text, env, spawner)
 	job.Capabilities = capabilities
 	return a.dispatchAndFollow(ctx, fleet, job, f.json, signals)
 }
