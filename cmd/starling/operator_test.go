@@ -265,9 +265,6 @@ func TestJSONOfCommandsThatPrintOneThing(t *testing.T) {
 	t.Parallel()
 	f := testFleet(t, nil)
 	o := operator{t, f.server.ClientURL()}
-	if v := decoded[map[string]string](t, starling(t, "", "version", "--json").out); v["version"] != version() || v["os"] == "" {
-		t.Errorf("version --json = %v", v)
-	}
 	type initialized struct {
 		Namespace string
 		Pools     []string
