@@ -19,7 +19,7 @@ func TestAFullQueueIsRefusedAtOnce(t *testing.T) {
 		fits int
 	}{
 		"by count": {broker.InitConfig{MaxJobs: 3}, "small", 3},
-		"by bytes": {broker.InitConfig{MaxJobBytes: 100_000}, strings.Repeat("x", 30_000), 3},
+		"by bytes": {broker.InitConfig{MaxJobBytes: 300_000}, strings.Repeat("x", 90_000), 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
