@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"fmt"
 	"strings"
 
 	"starling/protocol"
@@ -41,4 +42,14 @@ func limitOf(stream string) limit {
 		}
 	}
 	return limit{}
+}
+
+// full says of a stream at its limit what is wrong and, where init has a setting for
+// it, what raises it.
+func (b *Bus) full(stream string, err error) string {
+	text := fmt.Sprintf("stream %s: %v", stream, err)
+	if flag := limitOf(stream).flag; flag != "" {
+		text += fmt.Sprintf(": `%s` raises its limit, with more bytes", b.Command("init "+flag))
+	}
+	return text
 }

@@ -36,10 +36,10 @@ type InitConfig struct {
 	MaxLedgerBytes int64
 	MaxResultBytes int64
 
-	FrameAge       time.Duration // frames are kept for; 0: 72 h
-	LedgerAge      time.Duration // records are kept for; 0: 7 d
-	ResultAge      time.Duration // large results are kept for; 0: 7 d
-	DeadLetterAge  time.Duration // dead letters are kept for; 0: 30 d
+	FrameAge      time.Duration // frames are kept for; 0: 72 h
+	LedgerAge     time.Duration // records are kept for; 0: 7 d
+	ResultAge     time.Duration // large results are kept for; 0: 7 d
+	DeadLetterAge time.Duration // dead letters are kept for; 0: 30 d
 	// MaxObservers may follow tasks at the same time; 0: 100,000. Each costs the
 	// bus about 70 KB.
 	MaxObservers int

@@ -301,3 +301,19 @@ func TestDoctorSeesAFullStore(t *testing.T) {
 		}
 	}
 }
+
+// TestDoctorSeesALimitThatNothingFits, such as another program set.
+func TestDoctorSeesALimitThatNothingFits(t *testing.T) {
+	t.Parallel()
+	f := testFleet(t, nil)
+	o := operator{t, f.server.ClientURL()}
+	js := testenv.JetStream(t, o.url)
+	change(t, js, "STARLING_TASKS", func(c *jetstream.StreamConfig) { c.MaxBytes = 525_311 })
+	change(t, js, "KV_starling-delegations", func(c *jetstream.StreamConfig) { c.MaxBytes = 66_560 }) // as much as it needs
+	contains(t, "room", doctor(t, "--url", o.url).of("room"),
+		"problem: stream STARLING_TASKS may hold 525311 bytes, and one largest frame can need 525312 -> starling init --max-frame-bytes 525312, or more")
+	o.must("init", "--max-frame-bytes", "none")
+	if got := doctor(t, "--url", o.url).of("room"); got != "" {
+		t.Errorf("room = %q, want nothing", got)
+	}
+}

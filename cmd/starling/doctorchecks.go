@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"starling/broker"
@@ -202,17 +203,22 @@ func (x *examination) clock() {
 	}
 }
 
-// room looks for streams that are nearly full.
+// room looks for streams that are nearly full, or never have room for what they are for.
 func (x *examination) room() {
 	tight := false
 	for _, s := range x.inspected.Streams {
+		if s.MaxBytes > 0 && s.MaxBytes < s.LeastBytes {
+			tight = true
+			x.say("room", problem, x.bus.Command(fmt.Sprintf("init %s %d", s.LimitFlag, s.LeastBytes))+", or more",
+				"stream %s may hold %d bytes, and %s can need %d", s.Name, s.MaxBytes, s.Largest, s.LeastBytes)
+		}
 		for _, limit := range []struct {
-			what      string
-			used, max int64
-		}{{"bytes", int64(s.Bytes), s.MaxBytes}, {"messages", int64(s.Messages), s.MaxMsgs}} {
+			what, flag string
+			used, max  int64
+		}{{"bytes", s.LimitFlag, int64(s.Bytes), s.MaxBytes}, {"messages", "--max-jobs", int64(s.Messages), s.MaxMsgs}} {
 			if limit.max > 0 && float64(limit.used) >= roomWarning*float64(limit.max) {
 				tight = true
-				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with "+x.bus.Command("init")+" (see --help)")
+				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with "+x.bus.Command(strings.TrimSpace("init "+limit.flag)))
 			}
 		}
 	}

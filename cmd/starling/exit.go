@@ -21,7 +21,7 @@ const (
 	exitCrashed    = 4 // it crashed, was refused, or its worker was lost
 	exitTerminated = 5 // it was canceled, or its deadline passed
 	exitNotFound   = 6
-	exitRefused    = 7 // queue full, pool not served or not declared
+	exitRefused    = 7 // queue or ledger full, pool not served or not declared
 	exitNoBus      = 8
 	exitDenied     = 9
 
@@ -111,6 +111,7 @@ var classes = []struct {
 	{broker.ErrWorkerTaken, exitFailure, ""},
 	{broker.ErrResultMissing, exitNotFound, ""},
 	{broker.ErrQueueFull, exitRefused, "an operator raises them with `starling init --max-jobs` and `--max-job-bytes`"},
+	{broker.ErrLedgerFull, exitRefused, ""}, // it names its flag
 	{broker.ErrPoolUnserved, exitRefused, "--allow-unserved queues it all the same"},
 	{broker.ErrPoolUndeclared, exitRefused, ""},
 	{broker.ErrFinal, exitFailure, ""},

@@ -65,7 +65,7 @@ of workers over NATS JetStream.
 
 Exit statuses: 0 success, 1 failure, 2 wrong usage or configuration,
 3 the task failed, 4 it crashed or was refused, 5 it was canceled or ran into its
-deadline, 6 no such thing, 7 the queue is full or the pool is not served,
+deadline, 6 no such thing, 7 the queue or the ledger is full or the pool is not served,
 8 the bus cannot be reached, 9 the bus denied it.`,
 		Args: func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
