@@ -25,7 +25,7 @@ const (
 	exitNoBus      = 8
 	exitDenied     = 9
 
-	exitInterrupted = 130 // as shells say SIGINT
+	exitInterrupted = 130 // as shells say SIGINT; also when nobody reads any more what is shown of a task
 )
 
 // usageError is wrong usage or configuration.
@@ -136,7 +136,7 @@ func exitStatus(err error) int {
 		return silent.status
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), errors.Is(err, errUnread):
 		return exitInterrupted
 	}
 	for _, c := range classes {

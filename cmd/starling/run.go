@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -206,7 +207,7 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 	}()
 	var canceling sync.WaitGroup
 	defer canceling.Wait()
-	interrupts := 0
+	interrupts, hungUp := 0, false
 	for ended := false; !ended; {
 		select {
 		case err := <-following:
@@ -214,7 +215,8 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 				return err
 			}
 			ended = true
-		case <-signals:
+		case sig := <-signals:
+			hungUp = hungUp || sig == syscall.SIGHUP
 			if interrupts++; interrupts > 1 {
 				fmt.Fprintln(a.err, "starling: stopping at once")
 				fleet.staff.worker.Stop()
@@ -233,7 +235,11 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 	if err != nil {
 		return err
 	}
-	return a.conclude(job, rec, asJSON)
+	err = a.conclude(job, rec, asJSON)
+	if hungUp { // as if its terminal had been gone at the first write
+		return &silentError{exitInterrupted}
+	}
+	return err
 }
 
 // conclude says how a task that was shown ended, and whether its parent was told.
