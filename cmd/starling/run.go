@@ -247,11 +247,20 @@ func (a *app) conclude(job protocol.Job, rec protocol.Record, asJSON bool) error
 	if !asJSON {
 		fmt.Fprintln(a.err, endingLine(rec))
 		a.explainEnding(job, rec)
-		if o := rec.Outcome; o.DeliveryError != "" {
-			fmt.Fprintln(a.err, "starling: the parent was not told: "+printable(o.DeliveryError))
-		}
+		a.sayTold(job, rec)
 	}
 	return outcomeError(rec.Status)
+}
+
+// sayTold says whether the parent's door was told, where there is one. It changes no
+// exit status.
+func (a *app) sayTold(job protocol.Job, rec protocol.Record) {
+	switch o := rec.Outcome; {
+	case o.DeliveryError != "" && !o.Delivered:
+		fmt.Fprintf(a.err, "starling: the parent was not told: %s\n", cell(o.DeliveryError))
+	case o.Delivered && job.Spawner.HasAddress():
+		fmt.Fprintln(a.err, "starling: the parent was told at its door")
+	}
 }
 
 // explainEnding says which deadline it was that a job set itself: the ending's words,
