@@ -23,19 +23,27 @@ const removedWait = 150 * time.Millisecond
 
 var errRemoved = fmt.Errorf("%w: it was removed", errNotStored)
 
+// Pushed is a capsule that is in the store.
+type Pushed struct {
+	protocol.CapsuleEntry
+	Existing bool // it was entered before, at PushedAt
+	Mended   bool // an existing one's module was not whole in the store, and is again
+}
+
 // PushCapsule stores a module under its digest and enters it in the index under
-// its name and version. Pushing the same again returns the first entry; a
-// version that was pushed with another module or manifest is
-// [ErrCapsuleExists]. It needs an operator's rights and blocks until everything
-// is acked; a push that failed half way is repeated as it was.
+// its name and version. Pushing the same again returns the first entry, and puts
+// back what the store has lost of the module: all of it is read for that. A
+// version that was pushed with another module or manifest is [ErrCapsuleExists].
+// It needs an operator's rights and blocks until everything is acked; a push that
+// failed half way is repeated as it was.
 //
 // Source: docs/protocol.md, section 2, capsules.
-func (b *Bus) PushCapsule(ctx context.Context, m protocol.Manifest, module []byte) (protocol.CapsuleEntry, error) {
+func (b *Bus) PushCapsule(ctx context.Context, m protocol.Manifest, module []byte) (Pushed, error) {
 	if err := m.Validate(); err != nil {
-		return protocol.CapsuleEntry{}, err
+		return Pushed{}, err
 	}
 	if len(module) == 0 {
-		return protocol.CapsuleEntry{}, fmt.Errorf("%w: capsule %s@%s has an empty module", protocol.ErrManifest, m.Name, m.Version)
+		return Pushed{}, fmt.Errorf("%w: capsule %s@%s has an empty module", protocol.ErrManifest, m.Name, m.Version)
 	}
 	entry := protocol.CapsuleEntry{
 		Digest: protocol.DigestOf(module), Size: int64(len(module)), Manifest: m, PushedAt: protocol.NewTime(time.Now()),
@@ -43,30 +51,55 @@ func (b *Bus) PushCapsule(ctx context.Context, m protocol.Manifest, module []byt
 	// An entry that is there decides before a byte is uploaded.
 	if have, err := b.sameEntry(ctx, entry); err == nil || !errors.Is(err, errNotStored) {
 		if err != nil {
-			return protocol.CapsuleEntry{}, err
+			return Pushed{}, err
 		}
-		return have, b.putModule(ctx, entry.Digest, module)
+		o, err := b.putModule(ctx, entry.Digest, module, 0)
+		return Pushed{CapsuleEntry: have, Existing: true, Mended: o.ours}, err
 	}
-	if err := b.putModule(ctx, entry.Digest, module); err != nil {
-		return protocol.CapsuleEntry{}, err
+	o, err := b.putModule(ctx, entry.Digest, module, 0)
+	if err != nil {
+		return Pushed{}, err
 	}
 	have, err := b.enter(ctx, entry)
 	if err != nil {
-		return protocol.CapsuleEntry{}, err
+		return Pushed{}, err
 	}
 	// Another's RemoveCapsule may have taken the module before the entry was seen.
-	return have, b.putModule(ctx, entry.Digest, module)
+	_, err = b.putModule(ctx, entry.Digest, module, o.seq)
+	return Pushed{CapsuleEntry: have, Existing: have.PushedAt != entry.PushedAt}, err
 }
 
-func (b *Bus) putModule(ctx context.Context, digest protocol.Digest, module []byte) error {
-	_, same, err := b.putObject(ctx, b.ns.CapsuleBucket(), digest.Object(), module)
-	if err != nil {
-		return fmt.Errorf("storing module %s: %w", digest, err)
+// putModule stores a module unless the store has it whole. One of the sequence known
+// was looked at before.
+func (b *Bus) putModule(ctx context.Context, digest protocol.Digest, module []byte, known uint64) (object, error) {
+	for range putTries {
+		o, same, err := b.putObject(ctx, b.ns.CapsuleBucket(), digest.Object(), module)
+		if err != nil {
+			return o, fmt.Errorf("storing module %s: %w", digest, err)
+		}
+		if !same {
+			return o, fmt.Errorf("%w: object %s holds other bytes than its name says: remove the capsule and push it again", ErrDigestMismatch, digest.Object())
+		}
+		if o.ours || o.seq == known {
+			return o, nil
+		}
+		if err = b.copyObject(ctx, o, digest, io.Discard); err == nil {
+			return o, nil
+		}
+		if errors.Is(err, ErrDigestMismatch) {
+			return o, fmt.Errorf("%w: remove the capsule and push it again", err)
+		}
+		if errors.Is(err, errNotStored) {
+			o, err = b.replaceObject(ctx, o, digest, module)
+		}
+		if err != nil {
+			return o, fmt.Errorf("storing module %s again: %w", digest, err)
+		}
+		if o.ours {
+			return o, nil
+		}
 	}
-	if !same {
-		return fmt.Errorf("%w: object %s holds other bytes than its name says: remove the capsule and push it again", ErrDigestMismatch, digest.Object())
-	}
-	return nil
+	return object{}, fmt.Errorf("%w: others keep writing module %s", ErrUnavailable, digest)
 }
 
 // enter creates the entry. A refused or unanswered write is followed by a read,
@@ -180,7 +213,7 @@ func (b *Bus) ResolveCapsule(ctx context.Context, name, version string) (protoco
 			entry, err = patiently(ctx, staleWait, read)
 		}
 	}
-	return entry, unknownCapsule(err, name, version)
+	return entry, b.unknownCapsule(err, name, version)
 }
 
 // PinnedCapsule is the worker's look at the index: a job says name, version and
@@ -197,7 +230,7 @@ func (b *Bus) PinnedCapsule(ctx context.Context, ref protocol.CapsuleRef) (proto
 		return entry, err
 	}
 	entry, err := patiently(ctx, staleWait, read)
-	return entry, unknownCapsule(err, ref.Name, ref.Version)
+	return entry, b.unknownCapsule(err, ref.Name, ref.Version)
 }
 
 // otherDigest is an [ErrDigestMismatch] that may be cured by reading again.
@@ -214,9 +247,9 @@ func (e *otherDigest) Is(target error) bool {
 	return target == ErrDigestMismatch || target == errNotStored
 }
 
-func unknownCapsule(err error, name, version string) error {
+func (b *Bus) unknownCapsule(err error, name, version string) error {
 	if errors.Is(err, errNotStored) && !errors.Is(err, ErrDigestMismatch) {
-		return fmt.Errorf("%w: %s@%s: push it, or see what there is with `starling capsule ls`", ErrUnknownCapsule, name, version)
+		return fmt.Errorf("%w: %s@%s: push it, or see what there is with `%s`", ErrUnknownCapsule, name, version, b.Command("capsule ls"))
 	}
 	return err
 }
@@ -236,7 +269,10 @@ func (b *Bus) Capsules(ctx context.Context) iter.Seq2[protocol.CapsuleEntry, err
 func (b *Bus) RemoveCapsule(ctx context.Context, name, version string) error {
 	entry, err := b.ResolveCapsule(ctx, name, version)
 	unreadable := errors.Is(err, protocol.ErrCapsuleEntry)
-	if err != nil && !unreadable {
+	switch {
+	case errors.Is(err, ErrUnknownCapsule):
+		return fmt.Errorf("%w: there is no %s@%s to remove: `%s` lists what there is", ErrUnknownCapsule, name, version, b.Command("capsule ls"))
+	case err != nil && !unreadable:
 		return err
 	}
 	bucket, key := b.ns.CapsuleIndexBucket(), protocol.CapsuleKey(name, version)
@@ -298,7 +334,7 @@ func (b *Bus) FetchCapsule(ctx context.Context, digest protocol.Digest, w io.Wri
 		err = b.copyObject(ctx, o, digest, w)
 	}
 	if errors.Is(err, errNotStored) {
-		return fmt.Errorf("%w: %s is not in the store: remove the capsule with `starling capsule rm`, and push it again", ErrCapsuleMissing, digest)
+		return fmt.Errorf("%w: %s is not whole in the store: push the capsule again, which puts it back", ErrCapsuleMissing, digest)
 	}
 	return err
 }

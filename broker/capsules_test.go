@@ -9,7 +9,9 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,13 +72,19 @@ func pushAndFetch(t *testing.T, b *broker.Bus, url string) {
 			"PinnedCapsule": func() (protocol.CapsuleEntry, error) {
 				return b.PinnedCapsule(t.Context(), protocol.CapsuleRef{Name: m.Name, Version: m.Version, Digest: entry.Digest})
 			},
-			"a second push": func() (protocol.CapsuleEntry, error) { return b.PushCapsule(t.Context(), m, code) },
+			"a second push": func() (protocol.CapsuleEntry, error) {
+				pushed, err := b.PushCapsule(t.Context(), m, code)
+				if !pushed.Existing || pushed.Mended {
+					t.Errorf("a second push = %+v, want an existing one", pushed)
+				}
+				return pushed.CapsuleEntry, err
+			},
 		} {
 			got, err := resolve()
 			if err != nil {
 				t.Fatalf("%s = %v", what, err)
 			}
-			if diff := cmp.Diff(fmt.Sprintf("%+v", entry), fmt.Sprintf("%+v", got)); diff != "" {
+			if diff := cmp.Diff(fmt.Sprintf("%+v", entry.CapsuleEntry), fmt.Sprintf("%+v", got)); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", what, diff)
 			}
 		}
@@ -187,7 +195,11 @@ func TestUnknownCapsulesAreAnErrorAtOnce(t *testing.T) {
 	}
 	_, err = b.ResolveCapsule(t.Context(), "no.pe", "1 0")
 	wantError(t, "a bad name", err, protocol.ErrName, "capsule.name", "capsule.version")
-	wantError(t, "RemoveCapsule()", b.RemoveCapsule(t.Context(), "nope", "1"), broker.ErrUnknownCapsule)
+	err = b.RemoveCapsule(t.Context(), "nope", "1")
+	wantError(t, "RemoveCapsule()", err, broker.ErrUnknownCapsule, "no nope@1 to remove", "`starling capsule ls`")
+	if strings.Contains(err.Error(), "push") {
+		t.Errorf("RemoveCapsule() = %v: nobody who removes wants to push", err)
+	}
 	_, err = b.PinnedCapsule(t.Context(), protocol.CapsuleRef{Name: "nope", Version: "1"})
 	wantError(t, "PinnedCapsule()", err, broker.ErrUnknownCapsule)
 }
@@ -316,11 +328,84 @@ func TestAPushPutsBackAModuleThatIsMissing(t *testing.T) {
 	if err := store.Delete(t.Context(), entry.Digest.Object()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.PushCapsule(t.Context(), protocol.DefaultManifest("a", "1"), []byte("one")); err != nil {
-		t.Fatal(err)
+	pushed, err := b.PushCapsule(t.Context(), protocol.DefaultManifest("a", "1"), []byte("one"))
+	if err != nil || !pushed.Existing || !pushed.Mended {
+		t.Fatalf("PushCapsule() = %+v, %v, want the entry that was there, mended", pushed, err)
 	}
 	if err := b.FetchCapsule(t.Context(), entry.Digest, io.Discard); err != nil {
 		t.Errorf("FetchCapsule() = %v", err)
+	}
+}
+
+// TestAPushPutsBackChunksThatWerePurged, all of them or one, and leaves nothing of the
+// broken object behind. Of pushes at once one mends it and all succeed.
+func TestAPushPutsBackChunksThatWerePurged(t *testing.T) {
+	t.Parallel()
+	b, s := initialized(t)
+	purgeAndPush(t, b, s.URL())
+}
+
+func TestAPushPutsBackChunksThatWerePurgedAtThreeReplicas(t *testing.T) {
+	t.Parallel()
+	b, c := onCluster(t)
+	purgeAndPush(t, b, c.URL())
+}
+
+func purgeAndPush(t *testing.T, b *broker.Bus, url string) {
+	const chunks = "$O.starling-capsules.C.>"
+	m, code := protocol.DefaultManifest("a", "1"), module(1, 300<<10) // three chunks
+	first, err := b.PushCapsule(t.Context(), m, code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := testenv.JetStream(t, url).Stream(t.Context(), "OBJ_starling-capsules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	purgeAll := func() error { return stream.Purge(t.Context(), jetstream.WithPurgeSubject(chunks)) }
+	deleteOne := func() error {
+		chunk, err := stream.GetLastMsgForSubject(t.Context(), chunks)
+		if err != nil {
+			return err
+		}
+		return stream.DeleteMsg(t.Context(), chunk.Sequence)
+	}
+	for _, c := range []struct {
+		lose   func() error
+		pushes int
+	}{{purgeAll, 1}, {deleteOne, 1}, {deleteOne, 3}} {
+		if err := c.lose(); err != nil {
+			t.Fatal(err)
+		}
+		wantError(t, "FetchCapsule()", b.FetchCapsule(t.Context(), first.Digest, io.Discard), broker.ErrCapsuleMissing, "push the capsule again")
+		var mended atomic.Int64
+		var pushing sync.WaitGroup
+		for range c.pushes {
+			pushing.Go(func() {
+				pushed, err := b.PushCapsule(t.Context(), m, code)
+				if err != nil || !pushed.Existing || pushed.PushedAt != first.PushedAt {
+					t.Errorf("PushCapsule() = %+v, %v, want the first entry", pushed, err)
+				}
+				if pushed.Mended {
+					mended.Add(1)
+				}
+			})
+		}
+		pushing.Wait()
+		if n := mended.Load(); n != 1 {
+			t.Errorf("%d of %d pushes mended the module, want 1", n, c.pushes)
+		}
+		var got bytes.Buffer
+		if err := b.FetchCapsule(t.Context(), first.Digest, &got); err != nil || !bytes.Equal(got.Bytes(), code) {
+			t.Errorf("FetchCapsule() after it = %d bytes, %v", got.Len(), err)
+		}
+		info, err := stream.Info(t.Context(), jetstream.WithSubjectFilter(chunks))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(info.State.Subjects); n != 1 && c.pushes == 1 {
+			t.Errorf("the store has chunks of %d objects, want those of the new one", n)
+		}
 	}
 }
 

@@ -59,7 +59,8 @@ func (e *DeadJobError) Error() string { return "dead letter (" + string(e.Reason
 // Blocks until the ledger says whose the job is, or ctx is done
 // ([ErrUnavailable]: the claim may have landed; claiming again with the same
 // delivery then gives Earlier, so let the delivery run out). Errors beside it:
-// [DeadJobError], [protocol.ErrRecord], [ErrDenied], [ErrClosed].
+// [DeadJobError], [ErrLedgerFull] (of a job without a record), [protocol.ErrRecord],
+// [ErrDenied], [ErrClosed].
 //
 // Source: docs/protocol.md, section 6, Claim.
 func (b *Bus) Claim(

@@ -55,7 +55,7 @@ type Dispatched struct {
 //
 // Refusals, after which nothing is queued and no record stays: [ErrPoolUnserved],
 // [ErrPoolUndeclared], [ErrNotInitialized], [ErrUnknownCapsule], [ErrQueueFull],
-// [protocol.ErrJobTooLarge], [protocol.ErrJob], [ErrDenied]. [ErrUnclear]: the
+// [ErrLedgerFull], [protocol.ErrJobTooLarge], [protocol.ErrJob], [ErrDenied]. [ErrUnclear]: the
 // bus gave no clear answer; dispatch the same delegation again. Others:
 // [ErrUnavailable] and [ErrClosed], before anything was written, and
 // [protocol.ErrRecord].

@@ -430,7 +430,7 @@ func TestAParentLearnsThatAPoolIsNotDeclared(t *testing.T) {
 	job.Pool = "gpu"
 	_, err = b.Dispatch(t.Context(), job, broker.DispatchOptions{})
 	wantError(t, "Dispatch() to another", err, broker.ErrPoolUndeclared, "gpu", "starling init --pools gpu")
-	if stats, err := operator.PoolStats(t.Context()); err != nil || len(stats) != 1 || stats[0].Pending != 0 {
+	if stats, err := operator.PoolStats(t.Context(), nil); err != nil || len(stats) != 1 || stats[0].Pending != 0 {
 		t.Errorf("PoolStats() = %+v, %v; want nothing queued", stats, err)
 	}
 }

@@ -71,6 +71,8 @@ var (
 	// ErrQueueFull: the jobs stream holds as many jobs as it may. Nothing was
 	// queued.
 	ErrQueueFull = errors.New("queue full")
+	// ErrLedgerFull: the ledger holds as many bytes as it may. Nothing was written.
+	ErrLedgerFull = errors.New("ledger full")
 	// ErrPoolUnserved: no live worker takes from the pool. Nothing was queued.
 	ErrPoolUnserved = errors.New("pool not served")
 	// ErrPoolUndeclared: the jobs stream has no such pool. Nothing was queued.

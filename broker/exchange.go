@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,6 +29,7 @@ var (
 	errOvertaken     = fmt.Errorf("%w, or is in flight", errWrongSequence)
 	errInFlight      = errors.New("the same message is in flight")
 	errStreamFull    = errors.New("the stream is full")
+	errAtLimit       = fmt.Errorf("%w, by its own limit", errStreamFull)
 	errTooLarge      = errors.New("the message is larger than the stream takes")
 )
 
@@ -93,6 +95,9 @@ func storeFailure(api *jetstream.APIError) error {
 		class = errInFlight
 	case codeStoreFailed:
 		class = errStreamFull
+		if strings.HasPrefix(api.Description, "maximum ") { // the code is that of a broken disk too
+			class = errAtLimit
+		}
 	case codeTooLarge:
 		class = errTooLarge
 	default:

@@ -31,6 +31,12 @@ type StreamState struct {
 	Bytes    uint64
 	MaxMsgs  int64 // -1: no limit
 	MaxBytes int64 // -1: no limit
+	// LimitFlag is the setting of init that bounds the bytes, "" without one, and
+	// LeastBytes has room for Largest, which is one of what the stream holds.
+	LimitFlag  string
+	LeastBytes int64
+	Largest    string
+
 	Replicas int
 	Offline  []string // servers whose replicas are not there
 	Behind   []string // servers whose replicas are there, and not current
@@ -100,7 +106,9 @@ func (b *Bus) Inspect(ctx context.Context) (Inspection, error) {
 }
 
 func streamState(info *jetstream.StreamInfo) StreamState {
+	limit := limitOf(info.Config.Name)
 	s := StreamState{
+		LimitFlag: limit.flag, LeastBytes: limit.least, Largest: limit.largest,
 		Name: info.Config.Name, Messages: info.State.Msgs, Bytes: info.State.Bytes,
 		MaxMsgs: info.Config.MaxMsgs, MaxBytes: info.Config.MaxBytes, Replicas: info.Config.Replicas,
 	}

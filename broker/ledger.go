@@ -113,34 +113,37 @@ func recordUnder(key string, value []byte) (protocol.Record, error) {
 // new revision. It settles lost answers, refused repeats and late reads as the
 // protocol says, so that a write is either this caller's or another's; it blocks
 // until that is known or ctx is done ([ErrUnavailable], the write may have
-// landed: call it again with the same arguments). Errors: [LostError],
+// landed: call it again with the same arguments). A ledger at its limit is waited
+// for too, and logged: it has room again when records expire. Errors: [LostError],
 // [ErrNoRecord] (expired), [protocol.ErrRecord] (too large for the ledger),
 // [ErrDenied], [ErrClosed].
 //
 // Source: docs/protocol.md, section 6, Writing.
 func (b *Bus) WriteRecord(ctx context.Context, rec protocol.Record, at uint64) (Entry, error) {
-	e, err := b.writeRecord(ctx, rec, at)
+	e, err := b.writeRecord(ctx, rec, at, false)
 	if err != nil {
 		return Entry{}, fmt.Errorf("write delegation %s: %w", rec.DelegationID, err)
 	}
 	return e, nil
 }
 
-func (b *Bus) writeRecord(ctx context.Context, rec protocol.Record, at uint64) (Entry, error) {
+// writeRecord gives a first record up with [ErrLedgerFull] when the ledger refuses it
+// for certain: no try stayed without an answer.
+func (b *Bus) writeRecord(ctx context.Context, rec protocol.Record, at uint64, first bool) (Entry, error) {
 	body, err := rec.Encode()
 	if err != nil {
 		return Entry{}, err
 	}
-	missingSince := time.Time{}
+	missingSince, unanswered, told := time.Time{}, false, false
 	for {
-		ack, err := b.publish(ctx, expecting(kvSubject(b.ns.LedgerBucket(), rec.Key()), at, body))
-		if err == nil {
+		ack, refusal := b.publish(ctx, expecting(kvSubject(b.ns.LedgerBucket(), rec.Key()), at, body))
+		if refusal == nil {
 			return Entry{Record: rec, Revision: ack.Sequence}, nil
 		}
-		nothing := saysNothingThere(err)
-		if err = undecided(err); err != nil {
+		if err := undecided(refusal); err != nil {
 			return Entry{}, err
 		}
+		unanswered = unanswered || passes(refusal)
 		current, err := b.readOnce(ctx, rec.Key())
 		switch {
 		case err != nil && !passes(err):
@@ -148,7 +151,7 @@ func (b *Bus) writeRecord(ctx context.Context, rec protocol.Record, at uint64) (
 		case err != nil: // nothing learnt
 		case current.Revision > at:
 			return ownWrite(current, body)
-		case current.Revision == 0 && at > 0 && nothing:
+		case current.Revision == 0 && at > 0 && saysNothingThere(refusal):
 			if missingSince.IsZero() {
 				missingSince = time.Now()
 			}
@@ -157,6 +160,16 @@ func (b *Bus) writeRecord(ctx context.Context, rec protocol.Record, at uint64) (
 			}
 		default:
 			missingSince = time.Time{}
+		}
+		if errors.Is(refusal, errAtLimit) && err == nil {
+			err = fmt.Errorf("%w: %s", ErrLedgerFull, b.full(kvStream(b.ns.LedgerBucket()), refusal))
+			if first && !unanswered {
+				return Entry{}, err
+			}
+			if !told {
+				told = true
+				b.log.Warn("the ledger is full: the record is written again until there is room", "delegation_id", string(rec.DelegationID), "error", err)
+			}
 		}
 		if err := retry(ctx, err); err != nil {
 			return Entry{}, err
@@ -200,11 +213,12 @@ func ownWrite(current Entry, body []byte) (Entry, error) {
 // CreateRecord writes the first record of a delegation. Where one exists it
 // gives a [LostError] with it, unless that holds what was to be written: then it
 // is taken for this caller's, since nothing tells the two apart. Blocks and
-// fails as [Bus.WriteRecord] does.
+// fails as [Bus.WriteRecord] does, but does not wait for room: a ledger at its
+// limit is [ErrLedgerFull].
 func (b *Bus) CreateRecord(ctx context.Context, rec protocol.Record) (Entry, error) {
 	var at uint64
 	for {
-		e, err := b.writeRecord(ctx, rec, at)
+		e, err := b.writeRecord(ctx, rec, at, true)
 		var lost *LostError
 		switch {
 		case err == nil:

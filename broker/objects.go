@@ -34,6 +34,7 @@ const putTries = 5
 type object struct {
 	info jetstream.ObjectInfo
 	seq  uint64 // of its description
+	ours bool   // it was written by this call
 }
 
 func chunkSubject(bucket, id string) string { return "$O." + bucket + ".C." + id }
@@ -128,7 +129,7 @@ func (b *Bus) writeObject(ctx context.Context, bucket, name, digest string, cont
 	}}
 	seq, err := b.writeMeta(ctx, o, after)
 	if err == nil {
-		o.seq = seq
+		o.seq, o.ours = seq, true
 		return o, true, nil
 	}
 	if errors.Is(err, errWrongSequence) {
@@ -186,6 +187,17 @@ func (b *Bus) copyObject(ctx context.Context, o object, digest protocol.Digest, 
 	return nil
 }
 
+// replaceObject writes content over an object some of whose chunks are gone, and
+// removes the rest of them, which nobody could use. When another wrote over it
+// first, what it gives is not ours. It needs the right to purge.
+func (b *Bus) replaceObject(ctx context.Context, broken object, digest protocol.Digest, content []byte) (object, error) {
+	o, won, err := b.writeObject(ctx, broken.info.Bucket, broken.info.Name, objectDigest(digest), content, broken.seq)
+	if err == nil && won {
+		err = b.purgeChunks(ctx, broken)
+	}
+	return o, err
+}
+
 // deleteObject marks an object deleted and removes its chunks. It needs the
 // right to purge.
 func (b *Bus) deleteObject(ctx context.Context, o object) error {
@@ -194,6 +206,10 @@ func (b *Bus) deleteObject(ctx context.Context, o object) error {
 	if _, err := b.writeMeta(ctx, gone, o.seq); err != nil {
 		return err
 	}
+	return b.purgeChunks(ctx, o)
+}
+
+func (b *Bus) purgeChunks(ctx context.Context, o object) error {
 	stream, err := b.js.Stream(ctx, objStream(o.info.Bucket))
 	if err == nil {
 		err = stream.Purge(ctx, jetstream.WithPurgeSubject(chunkSubject(o.info.Bucket, o.info.NUID)))

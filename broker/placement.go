@@ -8,21 +8,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// limitFlags are the settings of init that bound a stream, by the end of its name.
-var limitFlags = []struct{ suffix, flag string }{
-	{"_JOBS", "--max-job-bytes"}, {"_TASKS", "--max-frame-bytes"}, {"-delegations", "--max-ledger-bytes"}, {"-results", "--max-result-bytes"},
-}
-
-// limitFlag is the setting that bounds a stream's bytes, "" where there is none.
-func limitFlag(stream string) string {
-	for _, l := range limitFlags {
-		if strings.HasSuffix(stream, l.suffix) {
-			return l.flag
-		}
-	}
-	return ""
-}
-
 // placing is [notPlaced] for the tries of one request. A lack of servers is logged at the
 // first: the next tries wait for those of a cluster that just starts.
 func (b *Bus) placing(what string, c jetstream.StreamConfig) func(error) error {
@@ -52,7 +37,7 @@ func notPlaced(what string, c jetstream.StreamConfig, err error) error {
 		if c.MaxBytes > 0 {
 			limit = fmt.Sprintf("%d bytes reserved for it", c.MaxBytes)
 		}
-		if flag := limitFlag(c.Name); flag != "" {
+		if flag := limitOf(c.Name).flag; flag != "" {
 			fix = ", or ask for less with " + flag
 		}
 		store := "store (max_file_store, or the account's disk limit)"

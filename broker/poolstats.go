@@ -32,16 +32,12 @@ type PoolStats struct {
 	Busy     int                         `json:"busy"`     // of those slots
 }
 
-// PoolStats reads every declared pool's, sorted by name. It needs an operator's
-// rights. The queue is the consumers' leaders' view, the workers the registry's,
-// which is up to 10 s old.
-func (b *Bus) PoolStats(ctx context.Context) ([]PoolStats, error) {
+// PoolStats reads every declared pool's, sorted by name, with the workers of
+// [Bus.Workers]. It needs an operator's rights. The queue is the consumers' leaders'
+// view, the workers the registry's, which is up to 10 s old.
+func (b *Bus) PoolStats(ctx context.Context, workers []protocol.WorkerInfo) ([]PoolStats, error) {
 	pools, err := b.PoolNames(ctx)
 	if err != nil {
-		return nil, err
-	}
-	workers, err := b.Workers(ctx)
-	if err != nil && !errors.Is(err, ErrNotInitialized) { // a server forgot the bucket: nobody is seen
 		return nil, err
 	}
 	all := make([]PoolStats, 0, len(pools))
@@ -55,7 +51,7 @@ func (b *Bus) PoolStats(ctx context.Context) ([]PoolStats, error) {
 	return all, nil
 }
 
-// PoolStatsOf reads those of one pool, with the workers of [Bus.Workers]. A lane
+// PoolStatsOf reads those of one pool, with the workers of all. A lane
 // without its consumer is [ErrNotInitialized].
 func (b *Bus) PoolStatsOf(ctx context.Context, pool string, workers []protocol.WorkerInfo) (PoolStats, error) {
 	p := PoolStats{Pool: pool, Lanes: make(map[protocol.Lane]LaneStats)}

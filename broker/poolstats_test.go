@@ -42,7 +42,11 @@ func readPoolStats(t *testing.T, b *broker.Bus) {
 	is := func(want string) {
 		t.Helper()
 		testenv.Eventually(t, 20*time.Second, func() error { // a replica may be behind
-			pools, err := b.PoolStats(t.Context())
+			workers, err := b.Workers(t.Context())
+			if err != nil {
+				return err
+			}
+			pools, err := b.PoolStats(t.Context(), workers)
 			if err != nil {
 				return err
 			}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -168,38 +169,54 @@ type SeenWorker struct {
 	StoredAt time.Time
 }
 
+// Registry is what the workers bucket holds.
+type Registry struct {
+	Workers    []SeenWorker // by pool and id
+	Unreadable []UnreadableWorker
+}
+
+// UnreadableWorker is an entry that no worker of this version wrote.
+type UnreadableWorker struct {
+	Key string // in the bucket
+	Err error
+}
+
 // Workers lists the live workers, by pool and id: those that wrote their entry
 // within the last 30 s. It needs an operator's rights. Entries that cannot be
 // read are left out and logged.
 func (b *Bus) Workers(ctx context.Context) ([]protocol.WorkerInfo, error) {
-	seen, err := b.SeenWorkers(ctx)
+	registry, err := b.Registry(ctx)
 	var workers []protocol.WorkerInfo
-	for _, w := range seen {
+	for _, w := range registry.Workers {
 		workers = append(workers, w.WorkerInfo)
+	}
+	for _, u := range registry.Unreadable {
+		b.log.Warn("worker entry unreadable", "key", u.Key, "error", u.Err)
 	}
 	return workers, err
 }
 
-// SeenWorkers is Workers with the bus's time of each entry.
-func (b *Bus) SeenWorkers(ctx context.Context) ([]SeenWorker, error) {
+// Registry is Workers with the bus's time of each entry, and with those that cannot
+// be read, which it does not log.
+func (b *Bus) Registry(ctx context.Context) (Registry, error) {
 	bucket := b.ns.WorkerBucket()
-	var workers []SeenWorker
+	var registry Registry
 	for m, err := range b.scan(ctx, b.nc, kvStream(bucket), kvSubject(bucket, ">"), 1) {
 		if err != nil {
-			return nil, fmt.Errorf("listing workers: %w", err)
+			return Registry{}, fmt.Errorf("listing workers: %w", err)
 		}
 		if m.deleted() {
 			continue
 		}
 		info, err := protocol.ParseWorkerInfo(m.data)
 		if err != nil {
-			b.log.Warn("worker entry unreadable", "subject", m.subject, "error", err)
+			registry.Unreadable = append(registry.Unreadable, UnreadableWorker{strings.TrimPrefix(m.subject, kvSubject(bucket, "")), err})
 			continue
 		}
-		workers = append(workers, SeenWorker{info, m.at})
+		registry.Workers = append(registry.Workers, SeenWorker{info, m.at})
 	}
-	slices.SortFunc(workers, func(a, b SeenWorker) int {
+	slices.SortFunc(registry.Workers, func(a, b SeenWorker) int {
 		return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.WorkerID, b.WorkerID))
 	})
-	return workers, nil
+	return registry, nil
 }

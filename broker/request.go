@@ -64,6 +64,8 @@ func (b *Bus) store(ctx context.Context, nc *nats.Conn, stream string, m *nats.M
 		return 0, b.absent(ctx, stream)
 	case errors.Is(err, errInFlight):
 		return 0, fmt.Errorf("%w: %v", ErrUnavailable, err)
+	case errors.Is(err, errAtLimit):
+		return 0, fmt.Errorf("%w: %s", ErrRefused, b.full(stream, err))
 	case errors.Is(err, errStreamFull), errors.Is(err, errTooLarge):
 		return 0, fmt.Errorf("%w: stream %s: %v", ErrRefused, stream, err)
 	}

@@ -133,7 +133,7 @@ func (b *Bus) check(ctx context.Context, w *wantedStream) error {
 		of, flag         string
 		held, have, want int64
 	}{
-		{"bytes", limitFlag(w.config.Name), int64(info.State.Bytes), have.MaxBytes, update.MaxBytes},
+		{"bytes", limitOf(w.config.Name).flag, int64(info.State.Bytes), have.MaxBytes, update.MaxBytes},
 		{"messages", "--max-jobs", int64(info.State.Msgs), have.MaxMsgs, update.MaxMsgs},
 	} {
 		if limit.want > 0 && limit.want != limit.have && limit.want < limit.held {

@@ -26,15 +26,20 @@ type InitConfig struct {
 	// another; 0: 30 s. Workers renew every third of it.
 	AckWait time.Duration
 
-	MaxJobs        int64         // that wait or run; 0: 1,000,000
-	MaxJobBytes    int64         // of them; 0: 1 GiB
-	MaxFrameBytes  int64         // of the frames of all tasks; 0: as much as the account may
-	MaxLedgerBytes int64         // 0: as much as the account may
-	MaxResultBytes int64         // 0: as much as the account may
-	FrameAge       time.Duration // frames are kept for; 0: 72 h
-	LedgerAge      time.Duration // records are kept for; 0: 7 d
-	ResultAge      time.Duration // large results are kept for; 0: 7 d
-	DeadLetterAge  time.Duration // dead letters are kept for; 0: 30 d
+	// MaxJobs and MaxJobBytes bound what waits or runs: a queue always has limits.
+	MaxJobs     int64 // 0: 1,000,000
+	MaxJobBytes int64 // 0: 1 GiB; at least a largest job
+	// MaxFrameBytes, MaxLedgerBytes and MaxResultBytes bound the frames of all tasks,
+	// the ledger and large results. 0 and [NoLimit]: as much as the account may. Each
+	// has room for the largest that it holds one of.
+	MaxFrameBytes  int64
+	MaxLedgerBytes int64
+	MaxResultBytes int64
+
+	FrameAge      time.Duration // frames are kept for; 0: 72 h
+	LedgerAge     time.Duration // records are kept for; 0: 7 d
+	ResultAge     time.Duration // large results are kept for; 0: 7 d
+	DeadLetterAge time.Duration // dead letters are kept for; 0: 30 d
 	// MaxObservers may follow tasks at the same time; 0: 100,000. Each costs the
 	// bus about 70 KB.
 	MaxObservers int
@@ -42,6 +47,9 @@ type InitConfig struct {
 	// Names are what errors call the fields, as in [Config].
 	Names map[string]string
 }
+
+// NoLimit takes off the limit of an existing namespace.
+const NoLimit = -1
 
 // The settings of section 2 that are not an operator's.
 const (
@@ -86,10 +94,6 @@ func (c InitConfig) Validate() error {
 		value int64
 	}{
 		{"MaxJobs", c.MaxJobs},
-		{"MaxJobBytes", c.MaxJobBytes},
-		{"MaxFrameBytes", c.MaxFrameBytes},
-		{"MaxLedgerBytes", c.MaxLedgerBytes},
-		{"MaxResultBytes", c.MaxResultBytes},
 		{"MaxObservers", int64(c.MaxObservers)},
 		{"FrameAge", int64(c.FrameAge)},
 		{"LedgerAge", int64(c.LedgerAge)},
@@ -98,6 +102,11 @@ func (c InitConfig) Validate() error {
 	} {
 		if n.value < 0 {
 			bad("%s is negative: leave it 0 for the default", name(n.field))
+		}
+	}
+	for _, l := range c.limits() {
+		if l.value != 0 && l.value < l.least && !(l.value == NoLimit && l.optional) {
+			bad("%s is %d: it is at least %d, the room of %s", name(l.field), l.value, l.least, l.largest)
 		}
 	}
 	return errors.Join(problems...)

@@ -154,7 +154,7 @@ func TestInitChangesWhatAnOperatorAsksFor(t *testing.T) {
 	b, s := initialized(t)
 	js := testenv.JetStream(t, s.URL())
 	cfg := broker.InitConfig{
-		AckWait: time.Second, MaxJobs: 5, MaxJobBytes: 1 << 20, MaxFrameBytes: 2 << 20, MaxLedgerBytes: 3 << 20, MaxResultBytes: 4 << 20,
+		AckWait: time.Second, MaxJobs: 5, MaxJobBytes: 1 << 20, MaxFrameBytes: 2 << 20, MaxLedgerBytes: 3 << 20, MaxResultBytes: 16 << 20,
 		FrameAge: 10 * time.Second, LedgerAge: time.Hour, ResultAge: 2 * time.Hour, DeadLetterAge: 3 * time.Hour, MaxObservers: 7,
 	}
 	for _, c := range []broker.InitConfig{cfg, {}} { // leaving it out keeps it
@@ -168,7 +168,7 @@ func TestInitChangesWhatAnOperatorAsksFor(t *testing.T) {
 		}
 		want := map[string]string{
 			"STARLING_JOBS": "5 1048576 0s 10000", "STARLING_TASKS": "-1 2097152 10s 7", "KV_starling-delegations": "-1 3145728 1h0m0s 10000",
-			"OBJ_starling-results": "-1 4194304 2h0m0s 10000", "STARLING_DLQ": "-1 -1 3h0m0s 10000",
+			"OBJ_starling-results": "-1 16777216 2h0m0s 10000", "STARLING_DLQ": "-1 -1 3h0m0s 10000",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("after Init (-want +got):\n%s", diff)
@@ -178,6 +178,48 @@ func TestInitChangesWhatAnOperatorAsksFor(t *testing.T) {
 			t.Errorf("ack wait is not changed: %v", err)
 		}
 	}
+	if err := b.Init(t.Context(), broker.InitConfig{MaxFrameBytes: broker.NoLimit, MaxLedgerBytes: broker.NoLimit, MaxResultBytes: broker.NoLimit}); err != nil {
+		t.Fatalf("Init() without limits = %v", err)
+	}
+	for _, name := range []string{"STARLING_TASKS", "KV_starling-delegations", "OBJ_starling-results"} {
+		if c := streamConfig(t, js, name); c.MaxBytes != -1 {
+			t.Errorf("%s has at most %d bytes, want no limit", name, c.MaxBytes)
+		}
+	}
+}
+
+// TestALimitHasRoomForTheLargest: what is refused is one byte less than what works.
+func TestALimitHasRoomForTheLargest(t *testing.T) {
+	t.Parallel()
+	least := broker.InitConfig{MaxJobBytes: 279_552, MaxFrameBytes: 525_312, MaxLedgerBytes: 66_560, MaxResultBytes: 8_454_144}
+	less := broker.InitConfig{
+		MaxJobBytes: least.MaxJobBytes - 1, MaxFrameBytes: least.MaxFrameBytes - 1, MaxLedgerBytes: least.MaxLedgerBytes - 1, MaxResultBytes: least.MaxResultBytes - 1,
+	}
+	wantError(t, "Validate()", less.Validate(), broker.ErrConfig, "MaxJobBytes is 279551: it is at least 279552, the room of one largest job",
+		"MaxFrameBytes", "one largest frame", "MaxLedgerBytes", "one largest record", "MaxResultBytes", "one result")
+	wantError(t, "a queue without a limit", broker.InitConfig{MaxJobBytes: broker.NoLimit}.Validate(), broker.ErrConfig, "MaxJobBytes is -1")
+
+	s := testenv.NATS(t)
+	b := connected(t, s.URL())
+	if err := b.Init(t.Context(), least); err != nil {
+		t.Fatal(err)
+	}
+	js := testenv.JetStream(t, s.URL())
+	longest := protocol.TaskID(strings.Repeat("x", 64))
+	for subject, size := range map[string]int{
+		"starling.jobs.default.user." + string(longest): 272 << 10, "starling.tasks." + string(longest): protocol.MaxFrameBytes,
+		"$KV.starling-delegations." + string(longest) + "." + string(longest): 64 << 10,
+	} {
+		if _, err := js.Publish(t.Context(), subject, make([]byte, size)); err != nil {
+			t.Errorf("the largest on %s = %v", subject, err)
+		}
+	}
+	if info, err := js.Stream(t.Context(), "STARLING_TASKS"); err != nil || info.CachedInfo().State.Msgs != 1 {
+		t.Errorf("the frame did not stay: %v", err) // a stream of frames drops its oldest
+	}
+	if _, err := b.PutResult(t.Context(), "dlg_1", "ses_1", make([]byte, protocol.MaxOutputBytes)); err != nil {
+		t.Errorf("PutResult() = %v", err)
+	}
 }
 
 // TestInitDropsNothing: a limit below what a stream holds is refused.
@@ -186,18 +228,26 @@ func TestInitDropsNothing(t *testing.T) {
 	b, s := initialized(t)
 	js := testenv.JetStream(t, s.URL())
 	for range 3 {
-		dispatched(t, b, newJob())
+		dispatched(t, b, newJob(func(j *protocol.Job) { j.Env = map[string]string{"A": strings.Repeat("x", 100<<10)} }))
 	}
-	put(t, js, protocol.NewTaskID(), "1/1 "+strings.Repeat("x", 200))
+	for range 3 {
+		for subject, size := range map[string]int{
+			"starling.tasks." + string(protocol.NewTaskID()): 200 << 10, "$KV.starling-delegations.ses_x." + string(protocol.NewDelegationID()): 30 << 10,
+		} {
+			if _, err := js.Publish(t.Context(), subject, make([]byte, size)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	before := streamConfig(t, js, "STARLING_TASKS")
 	for name, c := range map[string]struct {
 		cfg  broker.InitConfig
 		says []string
 	}{
 		"jobs":          {broker.InitConfig{MaxJobs: 2}, []string{"STARLING_JOBS", "holds 3 messages", "--max-jobs 2"}},
-		"bytes of jobs": {broker.InitConfig{MaxJobBytes: 10}, []string{"STARLING_JOBS", "bytes", "--max-job-bytes 10"}},
-		"frames":        {broker.InitConfig{MaxFrameBytes: 100}, []string{"STARLING_TASKS", "bytes", "--max-frame-bytes 100"}},
-		"ledger":        {broker.InitConfig{MaxFrameBytes: 1 << 20, MaxLedgerBytes: 100}, []string{"KV_starling-delegations", "--max-ledger-bytes 100"}},
+		"bytes of jobs": {broker.InitConfig{MaxJobBytes: 280_000}, []string{"STARLING_JOBS", "bytes", "--max-job-bytes 280000"}},
+		"frames":        {broker.InitConfig{MaxFrameBytes: 530_000}, []string{"STARLING_TASKS", "bytes", "--max-frame-bytes 530000"}},
+		"ledger":        {broker.InitConfig{MaxFrameBytes: 1 << 20, MaxLedgerBytes: 70_000}, []string{"KV_starling-delegations", "--max-ledger-bytes 70000"}},
 	} {
 		wantError(t, name, b.Init(t.Context(), c.cfg), broker.ErrConfig, c.says...)
 	}
@@ -305,7 +355,7 @@ func TestAStoreThatIsTooSmallIsTold(t *testing.T) {
 	b := connected(t, testenv.NATS(t, testenv.WithMaxStore(1<<20)).URL())
 	wantError(t, "Init()", b.Init(t.Context(), broker.InitConfig{}), broker.ErrRefused,
 		"STARLING_JOBS", "1073741824 bytes", "insufficient storage", "max_file_store", "--max-job-bytes")
-	wantError(t, "Init()", b.Init(t.Context(), broker.InitConfig{MaxJobBytes: 1 << 10, MaxFrameBytes: 1 << 30}), broker.ErrRefused,
+	wantError(t, "Init()", b.Init(t.Context(), broker.InitConfig{MaxJobBytes: 300 << 10, MaxFrameBytes: 1 << 30}), broker.ErrRefused,
 		"STARLING_TASKS", "1073741824 bytes", "--max-frame-bytes")
 }
 

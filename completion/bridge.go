@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"strconv"
 	"sync"
 	"time"
 
@@ -141,7 +142,7 @@ func (b *Bridge) DeliverWhile(
 }
 
 // CheckURL says whether a door could have this URL at all: http or https, with a
-// host. The error does not repeat it.
+// host and, where it names one, a port that can be. The error does not repeat it.
 func CheckURL(address string) error {
 	_, err := parseDoor(address)
 	return err
@@ -152,6 +153,11 @@ func parseDoor(address string) (*url.URL, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, errors.New("the door's address is no http or https URL")
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return nil, errors.New("the door's address has a port that cannot be: it is 1 to 65535, or left out for the scheme's own")
+		}
 	}
 	return u, nil
 }

@@ -371,3 +371,20 @@ func TestDeliverWithoutAnAddress(t *testing.T) {
 		wantError(t, err, "the door's address is no http or https URL")
 	}
 }
+
+// TestDoorsOfPortsThatCannotBe are refused before anything is dialled, by the
+// dispatcher's look and by the worker's, which takes nobody's word.
+func TestDoorsOfPortsThatCannotBe(t *testing.T) {
+	t.Parallel()
+	for _, port := range []string{"0", "00", "65536", "99999999999999999999"} {
+		url := "http://user:s3cret@127.0.0.1:" + port + "/t0ken"
+		const want = "the door's address has a port that cannot be: it is 1 to 65535, or left out for the scheme's own"
+		wantError(t, completion.CheckURL(url), want)
+		wantError(t, once(t).Deliver(context.Background(), handle("dlg_1", url), outcome("dlg_1"), ""), want)
+	}
+	for _, host := range []string{"127.0.0.1", "127.0.0.1:", "127.0.0.1:1", "127.0.0.1:65535", "[::1]:65535"} {
+		if err := completion.CheckURL("https://" + host + "/x"); err != nil {
+			t.Errorf("CheckURL(%s) = %v, want none", host, err)
+		}
+	}
+}

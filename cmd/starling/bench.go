@@ -246,7 +246,7 @@ func (a *app) startProductSide(ctx context.Context, all *closers, f *benchFlags,
 	}
 	all.add(func() error { observer.Close(); return nil })
 	return side{children: children, observer: observer, dispatch: func(ctx context.Context) (string, error) {
-		job := newJob(entry, "nothing", nil, nil)
+		job := newJob(entry.CapsuleEntry, "nothing", nil, nil)
 		if door != "" {
 			job.Spawner.URL, job.Spawner.Trust = door, protocol.Trusted
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -31,6 +30,8 @@ func (a *app) capsulePush() *cobra.Command {
 		Use:   "push FILE.wasm|DIR",
 		Short: "Store a capsule under its name and version",
 		Long: `Store a capsule. A version is pushed once: another content needs another version.
+Pushing the same again changes nothing, but for putting back what the store has
+lost of the module.
 FILE.wasm and DIR are as for starling run.`,
 		Example: "  starling capsule push sandbox/guest/examples/hello --json",
 		Args:    exactArgs(1, "the capsule: FILE.wasm or DIR"),
@@ -46,14 +47,17 @@ FILE.wasm and DIR are as for starling run.`,
 				fmt.Fprintf(a.err, "starling: warning: %s is a WASI 0.2 component: workers refuse it unless STARLING_COMPONENTS is on\n", args[0])
 			}
 			return a.withBus(cmd.Context(), buses, func(bus *broker.Bus) error {
-				began := protocol.NewTime(time.Now())
-				entry, err := bus.PushCapsule(cmd.Context(), capsule.manifest, capsule.module)
+				pushed, err := bus.PushCapsule(cmd.Context(), capsule.manifest, capsule.module)
 				if err != nil {
 					return err
 				}
-				if entry.PushedAt.Std().Before(began.Std()) {
+				entry := pushed.CapsuleEntry
+				switch {
+				case pushed.Mended:
+					fmt.Fprintf(a.err, "starling: the store had it, since %s, and had lost bytes of its module: they are stored again, %s\n", entry.PushedAt, megabytes(int(entry.Size)))
+				case pushed.Existing:
 					fmt.Fprintf(a.err, "starling: the store has it already, since %s: nothing was changed\n", entry.PushedAt)
-				} else {
+				default:
 					fmt.Fprintf(a.err, "starling: stored, %s\n", megabytes(int(entry.Size)))
 				}
 				if asJSON {

@@ -104,9 +104,11 @@ func newSite(t *testing.T, url string, replicas, pools int) *site {
 	}
 	manifest := protocol.DefaultManifest("agent", "1.0.0")
 	manifest.Output = protocol.OutputEvents
-	if s.capsule, err = s.bus.PushCapsule(t.Context(), manifest, module); err != nil {
+	pushed, err := s.bus.PushCapsule(t.Context(), manifest, module)
+	if err != nil {
 		t.Fatal(err)
 	}
+	s.capsule = pushed.CapsuleEntry
 	if s.nc, err = nats.Connect(url); err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,8 @@ SESSION.DELEGATION, which watch, result and cancel take. Dispatching one
 delegation id twice is one delegation.
 
 With --wait, standard output gets the last line (with --json the record) when the
-task has ended and its parent was told; standard error gets the key at once. With
+task has ended and its parent was told, or could not be; standard error gets the
+key at once, and at the end whether the parent at --door was told. With
 --follow, standard output gets the capsule's text (with --json an object a frame),
 standard error the key, notices and the last line. Only starling result prints
 the result alone. Ctrl-C leaves the delegation to go on. Both end at the deadline
@@ -181,6 +182,7 @@ func (a *app) attend(ctx context.Context, bus *broker.Bus, f *dispatchFlags, job
 		return a.conclude(job, ended, f.json)
 	}
 	a.explainEnding(job, ended)
+	a.sayTold(job, ended)
 	return errors.Join(a.printRecord(ended, f.json), outcomeError(ended.Status))
 }
 

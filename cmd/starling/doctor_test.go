@@ -301,3 +301,51 @@ func TestDoctorSeesAFullStore(t *testing.T) {
 		}
 	}
 }
+
+// TestDoctorSeesALimitThatNothingFits, such as another program set.
+func TestDoctorSeesALimitThatNothingFits(t *testing.T) {
+	t.Parallel()
+	f := testFleet(t, nil)
+	o := operator{t, f.server.ClientURL()}
+	js := testenv.JetStream(t, o.url)
+	change(t, js, "STARLING_TASKS", func(c *jetstream.StreamConfig) { c.MaxBytes = 525_311 })
+	change(t, js, "KV_starling-delegations", func(c *jetstream.StreamConfig) { c.MaxBytes = 66_560 }) // as much as it needs
+	contains(t, "room", doctor(t, "--url", o.url).of("room"),
+		"problem: stream STARLING_TASKS may hold 525311 bytes, and one largest frame can need 525312 -> starling init --max-frame-bytes 525312, or more")
+	o.must("init", "--max-frame-bytes", "none")
+	if got := doctor(t, "--url", o.url).of("room"); got != "" {
+		t.Errorf("room = %q, want nothing", got)
+	}
+}
+
+// TestWorkersThatCannotBeReadAreNamed once, by doctor with what to do, and by stats.
+func TestWorkersThatCannotBeReadAreNamed(t *testing.T) {
+	t.Parallel()
+	f := testFleet(t, nil)
+	o := operator{t, f.server.ClientURL()}
+	js := testenv.JetStream(t, o.url)
+	workers, err := js.KeyValue(t.Context(), "starling-workers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(key, value string) {
+		t.Helper()
+		if _, err := workers.Put(t.Context(), key, []byte(value)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("wrk_odd", "{")
+	got := doctor(t, "--url", o.url).of("workers")
+	contains(t, "workers", got, "warning: 1 entries of the registry cannot be read: wrk_odd (", "JSON", "`nats kv del starling-workers KEY` removes one", "30 s")
+	if n := strings.Count(o.do("stats").err, "wrk_odd"); n != 1 {
+		t.Errorf("stats names it %d times, want once", n)
+	}
+	for n := range maxNamed {
+		write(fmt.Sprintf("wrk_odd%d%s", n, strings.Repeat("x", 200)), `{"worker_id":"w","slots":-1}`)
+	}
+	got = doctor(t, "--url", o.url).of("workers")
+	contains(t, "workers", got, fmt.Sprintf("%d entries", maxNamed+1), "slots -1", "…", "1 more")
+	if strings.Contains(got, "\n") || strings.Contains(got, strings.Repeat("x", maxKey)) {
+		t.Errorf("workers = %q, want one bounded line", got)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"starling/broker"
@@ -28,8 +29,10 @@ const (
 	// maxDeadlines bounds the queued jobs that are read for their deadline, the oldest
 	// first: a long queue has others.
 	maxDeadlines = 1000
-	// maxNamed bounds how many of a kind are named.
+	// maxNamed bounds how many of a kind are named, and maxKey a key that is named, which
+	// anybody with the right may have written.
 	maxNamed = 5
+	maxKey   = 80
 )
 
 // confinement looks at the kernel of the host that the doctor runs on.
@@ -111,12 +114,30 @@ func (x *examination) topology(ctx context.Context) bool {
 	if len(in.Differences) == 0 {
 		x.say("streams", fine, "", "%d streams and buckets, %d consumers are as init makes them", len(in.Streams), len(in.Pools)*len(protocol.Lanes()))
 	}
-	workers, err := x.bus.SeenWorkers(ctx)
+	registry, err := x.bus.Registry(ctx)
 	if err != nil && !errors.Is(err, broker.ErrNotInitialized) {
 		x.failed("workers", err)
 	}
-	x.workers = workers
+	x.workers = registry.Workers
+	x.unreadableWorkers(registry.Unreadable)
 	return true
+}
+
+// unreadableWorkers is one line for all entries of the registry that cannot be read.
+func (x *examination) unreadableWorkers(entries []broker.UnreadableWorker) {
+	if len(entries) == 0 {
+		return
+	}
+	var named []string
+	for _, e := range entries[:min(len(entries), maxNamed)] {
+		named = append(named, fmt.Sprintf("%s (%v)", shortened(e.Key, maxKey), e.Err))
+	}
+	if more := len(entries) - len(named); more > 0 {
+		named = append(named, fmt.Sprintf("%d more", more))
+	}
+	x.say("workers", warning,
+		fmt.Sprintf("`nats kv del %s KEY` removes one; an entry lives 30 s, so what is there again is written by a program that is no worker of this version", x.bus.Namespace().WorkerBucket()),
+		"%d entries of the registry cannot be read: %s", len(entries), joined(named))
 }
 
 // servers names those that streams miss: a line for all that are not there, and one
@@ -202,17 +223,22 @@ func (x *examination) clock() {
 	}
 }
 
-// room looks for streams that are nearly full.
+// room looks for streams that are nearly full, or never have room for what they are for.
 func (x *examination) room() {
 	tight := false
 	for _, s := range x.inspected.Streams {
+		if s.MaxBytes > 0 && s.MaxBytes < s.LeastBytes {
+			tight = true
+			x.say("room", problem, x.bus.Command(fmt.Sprintf("init %s %d", s.LimitFlag, s.LeastBytes))+", or more",
+				"stream %s may hold %d bytes, and %s can need %d", s.Name, s.MaxBytes, s.Largest, s.LeastBytes)
+		}
 		for _, limit := range []struct {
-			what      string
-			used, max int64
-		}{{"bytes", int64(s.Bytes), s.MaxBytes}, {"messages", int64(s.Messages), s.MaxMsgs}} {
+			what, flag string
+			used, max  int64
+		}{{"bytes", s.LimitFlag, int64(s.Bytes), s.MaxBytes}, {"messages", "--max-jobs", int64(s.Messages), s.MaxMsgs}} {
 			if limit.max > 0 && float64(limit.used) >= roomWarning*float64(limit.max) {
 				tight = true
-				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with "+x.bus.Command("init")+" (see --help)")
+				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with "+x.bus.Command(strings.TrimSpace("init "+limit.flag)))
 			}
 		}
 	}

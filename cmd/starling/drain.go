@@ -42,13 +42,17 @@ worker takes after the ack wait.`,
 				if wait {
 					ctx, cancel := untilSignal(cmd.Context())
 					defer cancel()
-					if err := a.awaitLeave(ctx, bus, state); err != nil {
+					running, err := a.awaitLeave(ctx, bus, state)
+					if err != nil {
 						if ctx.Err() != nil {
 							fmt.Fprintf(a.err, "%s goes on draining: starling workers shows it\n", id)
 						}
 						return interrupted(ctx, err)
 					}
 					fmt.Fprintf(a.err, "%s has left\n", id)
+					if running > 0 {
+						fmt.Fprintf(a.err, "it ran %d when it was last asked: what had not ended within its drain timeout (its STARLING_DRAIN_TIMEOUT) is back in the queue\n", running)
+					}
 				}
 				if asJSON {
 					return a.printJSON(state)
@@ -62,25 +66,26 @@ worker takes after the ack wait.`,
 	return bindAll(cmd, &buses)
 }
 
-// awaitLeave waits until a draining worker is gone. One that left has taken its
-// entry along; one whose entry stays without it was lost.
-func (a *app) awaitLeave(ctx context.Context, bus *broker.Bus, drained protocol.WorkerStats) error {
-	running := len(drained.Tasks)
+// awaitLeave waits until a draining worker is gone, and gives how many tasks it ran
+// when it was last asked. One that left has taken its entry along; one whose entry
+// stays without it was lost.
+func (a *app) awaitLeave(ctx context.Context, bus *broker.Bus, drained protocol.WorkerStats) (running int, err error) {
+	running = len(drained.Tasks)
 	for {
 		state, err := bus.WorkerStats(ctx, drained.WorkerID)
 		switch {
 		case errors.Is(err, broker.ErrUnknownWorker):
-			return a.left(ctx, bus, drained)
+			return running, a.left(ctx, bus, drained)
 		case err != nil && !errors.Is(err, broker.ErrUnavailable):
-			return err
+			return running, err
 		case err == nil && state.RunID != drained.RunID:
-			return nil // a successor with its id works already
+			return running, nil // a successor with its id works already
 		case err == nil && len(state.Tasks) != running:
 			running = len(state.Tasks)
 			fmt.Fprintf(a.err, "%s runs %d\n", drained.WorkerID, running)
 		}
 		if err := sleep(ctx, drainPoll); err != nil {
-			return err
+			return running, err
 		}
 	}
 }
@@ -104,7 +109,8 @@ func (a *app) left(ctx context.Context, bus *broker.Bus, drained protocol.Worker
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("worker %s was lost while it drained: what it ran goes to another worker after the ack wait", drained.WorkerID)
+			return fmt.Errorf("worker %s was lost while it drained: it does not answer, and its entry still stood %s later: what it ran goes to another worker after the ack wait",
+				drained.WorkerID, broker.HeartbeatEvery)
 		}
 		if err := sleep(ctx, drainPoll); err != nil {
 			return err

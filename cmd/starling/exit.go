@@ -21,11 +21,11 @@ const (
 	exitCrashed    = 4 // it crashed, was refused, or its worker was lost
 	exitTerminated = 5 // it was canceled, or its deadline passed
 	exitNotFound   = 6
-	exitRefused    = 7 // queue full, pool not served or not declared
+	exitRefused    = 7 // queue or ledger full, pool not served or not declared
 	exitNoBus      = 8
 	exitDenied     = 9
 
-	exitInterrupted = 130 // as shells say SIGINT
+	exitInterrupted = 130 // as shells say SIGINT; also when nobody reads any more what is shown of a task
 )
 
 // usageError is wrong usage or configuration.
@@ -111,6 +111,7 @@ var classes = []struct {
 	{broker.ErrWorkerTaken, exitFailure, ""},
 	{broker.ErrResultMissing, exitNotFound, ""},
 	{broker.ErrQueueFull, exitRefused, "an operator raises them with `starling init --max-jobs` and `--max-job-bytes`"},
+	{broker.ErrLedgerFull, exitRefused, ""}, // it names its flag
 	{broker.ErrPoolUnserved, exitRefused, "--allow-unserved queues it all the same"},
 	{broker.ErrPoolUndeclared, exitRefused, ""},
 	{broker.ErrFinal, exitFailure, ""},
@@ -135,7 +136,7 @@ func exitStatus(err error) int {
 		return silent.status
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled), errors.Is(err, errUnread):
 		return exitInterrupted
 	}
 	for _, c := range classes {

@@ -151,3 +151,32 @@ func TestDoorPrintsWhatItIsTold(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestDispatchSaysWhetherTheParentWasTold on standard error, whichever way it waits; the
+// exit status is the task's.
+func TestDispatchSaysWhetherTheParentWasTold(t *testing.T) {
+	t.Parallel()
+	f := testFleet(t, nil)
+	o := operator{t, f.server.ClientURL()}
+	o.must("capsule", "push", hello(t))
+	deaf := "http://127.0.0.1:1/s3cret"
+	for _, c := range []struct {
+		door, says string
+		flags      []string
+	}{
+		{testenv.Door(t).URL(), "starling: the parent was told at its door\n", []string{"--wait"}},
+		{testenv.Door(t).URL(), "starling: the parent was told at its door\n", []string{"--wait", "--json"}},
+		{testenv.Door(t).URL(), "starling: the parent was told at its door\n", []string{"--follow"}},
+		{deaf, "starling: the parent was not told: failed to connect to 127.0.0.1:1", []string{"--wait"}},
+		{deaf, "starling: the parent was not told: failed to connect to 127.0.0.1:1", []string{"--follow"}},
+	} {
+		got := o.do(append([]string{"dispatch", "hello@1.0.0", "--task", "x", "--door", c.door}, c.flags...)...)
+		if got.status != exitOK || strings.Contains(got.err, "s3cret") || strings.Contains(got.out, "the parent") {
+			t.Errorf("dispatch %v = %d, %q, %q", c.flags, got.status, got.out, got.err)
+		}
+		contains(t, "stderr", got.err, c.says)
+	}
+	if got := o.do("dispatch", "hello@1.0.0", "--task", "x", "--wait"); strings.Contains(got.err, "the parent") {
+		t.Errorf("without a door it says %q", got.err)
+	}
+}

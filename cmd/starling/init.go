@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,15 +19,44 @@ type initSettings struct {
 	AckWait        time.Duration `split_words:"true" default:"0s" desc:"how long a worker may be silent before its job goes to another; 0: 30s for new pools"`
 	MaxJobs        int64         `split_words:"true" default:"0" desc:"jobs that may wait or run; 0: 1000000 for a new namespace, else unchanged"`
 	MaxJobBytes    int64         `split_words:"true" default:"0" desc:"bytes of them; 0: 1 GiB for a new namespace, else unchanged"`
-	MaxFrameBytes  int64         `split_words:"true" default:"0" desc:"bytes of all frames; 0: as much as the account may for a new namespace, else unchanged"`
-	MaxLedgerBytes int64         `split_words:"true" default:"0" desc:"bytes of the ledger; 0: as --max-frame-bytes"`
-	MaxResultBytes int64         `split_words:"true" default:"0" desc:"bytes of large results; 0: as --max-frame-bytes"`
+	MaxFrameBytes  byteLimit     `split_words:"true" default:"0" desc:"bytes of all frames; none: as much as the account may; 0: none for a new namespace, else unchanged"`
+	MaxLedgerBytes byteLimit     `split_words:"true" default:"0" desc:"bytes of the ledger; none and 0: as --max-frame-bytes"`
+	MaxResultBytes byteLimit     `split_words:"true" default:"0" desc:"bytes of large results; none and 0: as --max-frame-bytes"`
 }
+
+// byteLimit is a number of bytes, or [broker.NoLimit], which is written none. It is a
+// flag's value and a variable's.
+type byteLimit int64
+
+const unlimited = "none"
+
+// Set reads a number that is not negative, or none.
+func (l *byteLimit) Set(text string) error {
+	if text == unlimited {
+		*l = broker.NoLimit
+		return nil
+	}
+	n, err := strconv.ParseUint(text, 10, 63)
+	if err == nil {
+		*l = byteLimit(n)
+	}
+	return err
+}
+
+func (l *byteLimit) String() string {
+	if *l == broker.NoLimit {
+		return unlimited
+	}
+	return strconv.FormatInt(int64(*l), 10)
+}
+
+// Type is what the help calls the value.
+func (*byteLimit) Type() string { return "bytes" }
 
 func (s initSettings) config() broker.InitConfig {
 	return broker.InitConfig{
 		Pools: s.Pools, Replicas: s.Replicas, AckWait: s.AckWait, MaxJobs: s.MaxJobs, MaxJobBytes: s.MaxJobBytes,
-		MaxFrameBytes: s.MaxFrameBytes, MaxLedgerBytes: s.MaxLedgerBytes, MaxResultBytes: s.MaxResultBytes,
+		MaxFrameBytes: int64(s.MaxFrameBytes), MaxLedgerBytes: int64(s.MaxLedgerBytes), MaxResultBytes: int64(s.MaxResultBytes),
 		Names: namesOf(&s, nil),
 	}
 }
@@ -46,7 +76,7 @@ setting whose flag is 0 or left out; pools that are named and not there yet are
 added; no pool is taken away. A flag that is given changes what exists, where
 that is possible: replicas, limits, and the ack wait of the pools that are named.
 A stream that another program made otherwise is an error, and nothing is changed.`,
-		Example: "  starling init\n  starling init --replicas 3 --pools default,gpu\n  starling init --max-jobs 2000000",
+		Example: "  starling init\n  starling init --replicas 3 --pools default,gpu\n  starling init --max-jobs 2000000 --max-frame-bytes none",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg := settings.config()

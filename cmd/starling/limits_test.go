@@ -189,7 +189,7 @@ func TestLimitsQueue(t *testing.T) {
 	})
 	t.Logf("%d jobs queued in %s", jobs, time.Since(began).Round(time.Second))
 	began = time.Now()
-	stats, err := f.bus.PoolStats(t.Context())
+	stats, err := f.bus.PoolStats(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,6 +102,20 @@ func TestWhatWouldBeIgnoredIsRefused(t *testing.T) {
 			[]string{"init", "--pools", "a.b", "--replicas", "2", "--ack-wait", "1ms", "--max-jobs", "-1"},
 			[]string{"--pools (STARLING_POOLS)", "--replicas (STARLING_REPLICAS) is 2", "--ack-wait (STARLING_ACK_WAIT)", "--max-jobs (STARLING_MAX_JOBS)"},
 		},
+		"limits without room for one message": {
+			[]string{"init", "--max-job-bytes", "1000", "--max-frame-bytes", "1000", "--max-ledger-bytes", "1000", "--max-result-bytes", "1000"},
+			[]string{
+				"--max-job-bytes (STARLING_MAX_JOB_BYTES) is 1000: it is at least 279552, the room of one largest job",
+				"--max-frame-bytes (STARLING_MAX_FRAME_BYTES) is 1000: it is at least 525312", "--max-ledger-bytes (STARLING_MAX_LEDGER_BYTES) is 1000: it is at least 66560",
+				"--max-result-bytes (STARLING_MAX_RESULT_BYTES) is 1000: it is at least 8454144",
+			},
+		},
+		"a queue without a limit": {
+			[]string{"init", "--max-job-bytes", "none"}, []string{`--max-job-bytes is "none": it is a whole number`},
+		},
+		"a limit that is no number": {
+			[]string{"init", "--max-frame-bytes", "-1"}, []string{`--max-frame-bytes is "-1": it is a whole number of bytes, or none`},
+		},
 		"a session that is no id": {
 			[]string{"door", "--session", "a.b"}, []string{`--session: bad name: session is "a.b"`, "A-Z"},
 		},
@@ -153,10 +167,15 @@ func TestAVariableThatCannotBeReadIsNamed(t *testing.T) {
 		{"STARLING_SLOTS", "abc", "a whole number"},
 		{"STARLING_RETENTION", "soon", "a duration"},
 		{"STARLING_TLS_FIRST", "maybe", "true or false"},
+		{"STARLING_MAX_FRAME_BYTES", "lots", "a whole number of bytes, or none"},
 	} {
 		t.Run(c.variable, func(t *testing.T) {
 			t.Setenv(c.variable, c.value)
-			got := starling(t, "", "worker")
+			command := "worker"
+			if strings.HasPrefix(c.variable, "STARLING_MAX_") {
+				command = "init"
+			}
+			got := starling(t, "", command)
 			if got.status != exitUsage {
 				t.Errorf("status %d, want %d", got.status, exitUsage)
 			}

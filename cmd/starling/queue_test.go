@@ -19,7 +19,7 @@ func TestAFullQueueIsRefusedAtOnce(t *testing.T) {
 		fits int
 	}{
 		"by count": {broker.InitConfig{MaxJobs: 3}, "small", 3},
-		"by bytes": {broker.InitConfig{MaxJobBytes: 100_000}, strings.Repeat("x", 30_000), 3},
+		"by bytes": {broker.InitConfig{MaxJobBytes: 300_000}, strings.Repeat("x", 90_000), 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -62,4 +62,26 @@ func TestAFullQueueIsRefusedAtOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAFullLedgerIsRefusedAtOnce with its name, its exit status and its flag.
+func TestAFullLedgerIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	o := operator{t, testenv.NATS(t).URL()}
+	o.must("init", "--max-ledger-bytes", "66560")
+	push(t, o.url, testenv.WAT(t, "noop"), "name: noop\nversion: 1.0.0\n")
+	js := testenv.JetStream(t, o.url)
+	if _, err := js.Publish(t.Context(), "$KV.starling-delegations.ses_x.dlg_1", make([]byte, 64<<10)); err != nil {
+		t.Fatal(err)
+	}
+	var got result
+	for range 10 { // a record has some hundred bytes
+		if got = o.do("dispatch", "noop@1.0.0", "--task", "x", "--allow-unserved"); got.status != exitOK {
+			break
+		}
+	}
+	if got.status != exitRefused {
+		t.Errorf("status %d, want %d", got.status, exitRefused)
+	}
+	contains(t, "what is said", got.err, "ledger full", "starling init --max-ledger-bytes")
 }

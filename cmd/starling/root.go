@@ -52,6 +52,7 @@ func run(ctx context.Context, args []string, s streams) int {
 }
 
 func (a *app) root() *cobra.Command {
+	var asVersion bool
 	root := &cobra.Command{
 		Use:   "starling",
 		Short: "Run packaged AI agents on a fleet of workers over NATS",
@@ -64,14 +65,20 @@ of workers over NATS JetStream.
 
 Exit statuses: 0 success, 1 failure, 2 wrong usage or configuration,
 3 the task failed, 4 it crashed or was refused, 5 it was canceled or ran into its
-deadline, 6 no such thing, 7 the queue is full or the pool is not served,
+deadline, 6 no such thing, 7 the queue or the ledger is full or the pool is not served,
 8 the bus cannot be reached, 9 the bus denied it.`,
-		Args:         func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args) },
-		RunE:         func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Args: func(cmd *cobra.Command, args []string) error { return unknownCommand(cmd, args) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asVersion {
+				return thisBuild().print(a.out)
+			}
+			return cmd.Help()
+		},
 		SilenceUsage: true, SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.log.validate() },
 	}
 	root.SetFlagErrorFunc(flagError)
+	root.Flags().BoolVar(&asVersion, "version", false, "print what starling version prints")
 	if err := bind(root.PersistentFlags(), &a.log); err != nil {
 		root.PersistentPreRunE = func(*cobra.Command, []string) error { return err }
 	}

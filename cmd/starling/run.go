@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -117,7 +118,7 @@ func (a *app) run(ctx context.Context, f *runFlags, path string) (err error) {
 		return &silentError{exitInterrupted}
 	default:
 	}
-	job := newJob(entry, text, env, spawner)
+	job := newJob(entry.CapsuleEntry, text, env, spawner)
 	job.Capabilities = capabilities
 	return a.dispatchAndFollow(ctx, fleet, job, f.json, signals)
 }
@@ -206,7 +207,7 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 	}()
 	var canceling sync.WaitGroup
 	defer canceling.Wait()
-	interrupts := 0
+	interrupts, hungUp := 0, false
 	for ended := false; !ended; {
 		select {
 		case err := <-following:
@@ -214,7 +215,8 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 				return err
 			}
 			ended = true
-		case <-signals:
+		case sig := <-signals:
+			hungUp = hungUp || sig == syscall.SIGHUP
 			if interrupts++; interrupts > 1 {
 				fmt.Fprintln(a.err, "starling: stopping at once")
 				fleet.staff.worker.Stop()
@@ -233,7 +235,11 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 	if err != nil {
 		return err
 	}
-	return a.conclude(job, rec, asJSON)
+	err = a.conclude(job, rec, asJSON)
+	if hungUp { // as if its terminal had been gone at the first write
+		return &silentError{exitInterrupted}
+	}
+	return err
 }
 
 // conclude says how a task that was shown ended, and whether its parent was told.
@@ -241,11 +247,20 @@ func (a *app) conclude(job protocol.Job, rec protocol.Record, asJSON bool) error
 	if !asJSON {
 		fmt.Fprintln(a.err, endingLine(rec))
 		a.explainEnding(job, rec)
-		if o := rec.Outcome; o.DeliveryError != "" {
-			fmt.Fprintln(a.err, "starling: the parent was not told: "+printable(o.DeliveryError))
-		}
+		a.sayTold(job, rec)
 	}
 	return outcomeError(rec.Status)
+}
+
+// sayTold says whether the parent's door was told, where there is one. It changes no
+// exit status.
+func (a *app) sayTold(job protocol.Job, rec protocol.Record) {
+	switch o := rec.Outcome; {
+	case o.DeliveryError != "" && !o.Delivered:
+		fmt.Fprintf(a.err, "starling: the parent was not told: %s\n", cell(o.DeliveryError))
+	case o.Delivered && job.Spawner.HasAddress():
+		fmt.Fprintln(a.err, "starling: the parent was told at its door")
+	}
 }
 
 // explainEnding says which deadline it was that a job set itself: the ending's words,

@@ -180,6 +180,7 @@ func TestUsageErrorsNameTheThingAndTheFix(t *testing.T) {
 		{"an unknown subcommand", []string{"capsule", "bogus"}, `starling capsule has no command "bogus"`},
 		{"an argument too many", []string{"worker", "extra"}, `takes no arguments, and there is "extra"`},
 		{"a door that is no URL", []string{"dispatch", "a@1", "--task", "x", "--door", "foo"}, "--door: the door's address is no http or https URL"},
+		{"a door whose port cannot be", []string{"dispatch", "a@1", "--task", "x", "--door", "http://10.0.0.7:65536"}, "--door: the door's address has a port that cannot be"},
 		{"a deadline in the past", []string{"dispatch", "a@1", "--task", "x", "--deadline", "-1s"}, "--deadline is -1s"},
 		{"a trust class of nobody", []string{"dispatch", "a@1", "--task", "x", "--trust", "untrusted"}, "--trust is the class of the parent behind --door"},
 		{"a push of no capsule", []string{"capsule", "push", "../../testenv/testdata/capsules/nostart.wasm", "--url", "nats://127.0.0.1:1"}, "does not export a function _start"},

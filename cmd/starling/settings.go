@@ -375,6 +375,8 @@ func bind(flags *pflag.FlagSet, group any) error {
 			flags.BoolVar(field, s.flag, *field, usage)
 		case *time.Duration:
 			flags.DurationVar(field, s.flag, *field, usage)
+		case *byteLimit:
+			flags.Var(field, s.flag, usage)
 		case *[]string:
 			flags.StringSliceVar(field, s.flag, *field, usage)
 		default:
@@ -406,6 +408,8 @@ func expected(typeName string) string {
 		return "true or false"
 	case "int", "int64":
 		return "a whole number"
+	case "main.byteLimit", "bytes":
+		return "a whole number of bytes, or " + unlimited
 	case "time.Duration", "duration":
 		return "a duration, such as 30s or 5m"
 	}

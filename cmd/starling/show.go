@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
 
@@ -35,7 +36,7 @@ type printer interface {
 // newShower prints to out: JSON lines for machines, streaming text and tool
 // calls on a terminal, plain lines elsewhere. Notices for people go to errs.
 func newShower(out, errs io.Writer, asJSON bool) shower {
-	checked := &checkedOutput{Writer: out}
+	checked := &checkedOutput{Writer: out, terminal: terminal(out)}
 	switch {
 	case asJSON:
 		return &checkedShower{&jsonShower{out: json.NewEncoder(jsonWriter{checked})}, checked}
@@ -54,10 +55,14 @@ type checkedShower struct {
 
 func (s *checkedShower) failed() error { return s.out.err }
 
+// errUnread ends a command that shows a task when its pipe or its terminal is closed.
+var errUnread = errors.New("nobody reads it any more")
+
 // checkedOutput notes the first write that fails, as those to a closed pipe do.
 type checkedOutput struct {
 	io.Writer
-	err error
+	terminal bool // one that is gone gives EIO
+	err      error
 }
 
 func (o *checkedOutput) Write(p []byte) (int, error) {
@@ -66,6 +71,9 @@ func (o *checkedOutput) Write(p []byte) (int, error) {
 		// Not %w: a closed pipe ends other commands without a word, and here it is
 		// said, for the task may go on.
 		o.err = fmt.Errorf("standard output: %v", err)
+		if errors.Is(err, syscall.EPIPE) || o.terminal && errors.Is(err, syscall.EIO) {
+			o.err = fmt.Errorf("standard output: %v: %w", err, errUnread)
+		}
 	}
 	return n, err
 }

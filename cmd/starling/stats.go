@@ -71,12 +71,11 @@ func readStats(ctx context.Context, bus *broker.Bus, named []string) (fleetStats
 	if len(named) > 0 {
 		return s, nil
 	}
-	var err error
-	if s.Pools, err = bus.PoolStats(ctx); err != nil {
+	workers, err := bus.Workers(ctx)
+	if err != nil && !errors.Is(err, broker.ErrNotInitialized) { // a server forgot the bucket: nobody is seen
 		return s, err
 	}
-	workers, err := bus.Workers(ctx)
-	if err != nil && !errors.Is(err, broker.ErrNotInitialized) {
+	if s.Pools, err = bus.PoolStats(ctx, workers); err != nil {
 		return s, err
 	}
 	s.Workers, err = askAll(ctx, bus, workers)
