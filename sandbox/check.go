@@ -46,11 +46,28 @@ func check(path string, binary []byte) (*wasm.Module, error) {
 				" build it for WASI preview 1 (wasm32-wasip1)", path, i.Name, i.Module)
 		}
 	}
+	if err := checkBranches(path, outline); err != nil {
+		return nil, err
+	}
 	if !outline.Command() {
 		return nil, refusef("module %s does not export a function _start without parameters and results:"+
 			" build it as a command, not as a library or reactor", path)
 	}
 	return outline, nil
+}
+
+// maxBranchTargets bounds one br_table. From some 2^18 on the engine's code for arm64
+// jumps to a wrong place, so a module runs on all hosts or on none. Compilers make
+// tables of some thousand.
+//
+// Source: GHSA-mghf-wjfp-p5xm. See docs/security.md, The engine's age.
+const maxBranchTargets = 1 << 16
+
+func checkBranches(path string, outline *wasm.Module) error {
+	if n := outline.BranchTargets(); n > maxBranchTargets {
+		return refusef("module %s has a br_table of %d targets, and may have %d: split the switch that it was made from", path, n, maxBranchTargets)
+	}
+	return nil
 }
 
 // knownImports is what a guest may import, by module.

@@ -2,6 +2,7 @@ package wasm
 
 // The instructions that are looked for.
 const (
+	opBrTable    = 0x0e
 	opCall       = 0x10
 	opMemoryGrow = 0x40
 	opPrefixFC   = 0xfc
@@ -9,8 +10,8 @@ const (
 	subTableGrow = 15
 )
 
-// instruction skips one instruction and says which: its opcode, and for
-// table.grow the table. An instruction of a proposal that the engine does not
+// instruction skips one instruction and says which: its opcode, for table.grow the
+// table, and for br_table the number of targets. An instruction of a proposal that the engine does not
 // run sets bad.
 //
 // Source: WebAssembly 2.0, section 5.4, and the relaxed SIMD proposal.
@@ -23,8 +24,9 @@ func (r *reader) instruction() (op byte, sub, index uint32) {
 		r.skipSigned(5)
 	case op == 0x0c, op == 0x0d, op == opCall, op >= 0x20 && op <= 0x26, op == 0xd2:
 		r.u32()
-	case op == 0x0e: // br_table
-		for n := uint64(r.u32()) + 1; n > 0 && !r.bad; n-- {
+	case op == opBrTable:
+		index = r.u32()
+		for n := uint64(index) + 1; n > 0 && !r.bad; n-- {
 			r.u32()
 		}
 	case op == 0x11: // call_indirect
@@ -99,4 +101,34 @@ func (r *reader) memarg() {
 		r.bad = true
 	}
 	r.u64(10)
+}
+
+// BranchTargets is how many targets the largest br_table has. It reads no further
+// than to an instruction of a proposal that the engine does not run.
+func (m *Module) BranchTargets() uint32 {
+	most := uint32(0)
+	for _, s := range m.sections {
+		if s.id != sectionCode {
+			continue
+		}
+		r := reader{rest: s.body}
+		for n := r.u32(); n > 0 && !r.bad; n-- {
+			body := reader{rest: r.bytes(r.u32())}
+			body.locals()
+			for len(body.rest) > 0 && !body.bad {
+				if op, _, targets := body.instruction(); op == opBrTable && !body.bad {
+					most = max(most, targets)
+				}
+			}
+		}
+	}
+	return most
+}
+
+// locals skips what a function declares before its instructions.
+func (r *reader) locals() {
+	for n := r.u32(); n > 0 && !r.bad; n-- {
+		r.u32()
+		r.skipSigned(5)
+	}
 }
