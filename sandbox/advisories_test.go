@@ -1,9 +1,12 @@
 package sandbox_test
 
 import (
+	"bytes"
+	"encoding/binary"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -281,4 +284,53 @@ func TestListingsHaveNothingBetween(t *testing.T) {
 	if got, _ := run(t, newEngine(t), s); got.Kind != sandbox.Exited || got.Status != 0 {
 		t.Errorf("Run = %+v, want exit 0", got)
 	}
+}
+
+// manyValues is a module that hands 1,000 values on from one block into the next.
+func manyValues(blocks int) []byte {
+	number := func(n int) []byte { return binary.AppendUvarint(nil, uint64(n)) }
+	part := func(id byte, body ...[]byte) []byte {
+		all := slices.Concat(body...)
+		return slices.Concat([]byte{id}, number(len(all)), all)
+	}
+	const loop, end, constant, drop = 0x03, 0x0b, 0x41, 0x1a
+	function := slices.Concat([]byte{0}, bytes.Repeat([]byte{constant, 1}, 1000), bytes.Repeat([]byte{loop, 1}, blocks),
+		bytes.Repeat([]byte{drop}, 1000), bytes.Repeat([]byte{end}, blocks+1))
+	return slices.Concat([]byte("\x00asm\x01\x00\x00\x00"),
+		part(1, []byte{2, 0x60, 0, 0, 0x60}, number(1000), bytes.Repeat([]byte{0x7f}, 1000), []byte{0}),
+		part(3, []byte{1, 0}), part(5, []byte{1, 0, 1}),
+		part(7, []byte("\x02\x06_start\x00\x00\x06memory\x02\x00")),
+		part(10, []byte{1}, number(len(function)), function))
+}
+
+// TestFunctionsOfManyValues are refused before the engine counts wrong, and a larger
+// function than compilers make is not.
+//
+// Source: GHSA-897f-g5gm-fmxm.
+func TestFunctionsOfManyValues(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	got, _ := run(t, e, spec(t, file(t, manyValues(17_500))))
+	if got.Kind != sandbox.Refused || !strings.Contains(got.Message, "may come to 35555020 values when compiled") {
+		t.Errorf("Run = %+v, want refused", got)
+	}
+	if got, _ := run(t, e, spec(t, file(t, manyValues(100)))); got.Kind != sandbox.Exited {
+		t.Errorf("Run of a smaller one = %+v, want exited", got)
+	}
+	if err := sandbox.Check("large", large(1_500_000)); err != nil {
+		t.Errorf("Check of a function of 1,500,000 bytes = %v", err)
+	}
+	if err := sandbox.Check("large", large(1_600_000)); err == nil {
+		t.Error("Check of a function of 1,600,000 bytes = nil, want it refused")
+	}
+}
+
+// large is a module with a function of n instructions that do nothing.
+func large(n int) []byte {
+	m := slices.Clone(manyValues(0))
+	at := bytes.LastIndex(m, []byte("memory\x02\x00")) + len("memory\x02\x00")
+	body := slices.Concat([]byte{0}, bytes.Repeat([]byte{1}, n), []byte{0x0b})
+	size := binary.AppendUvarint([]byte{1}, uint64(len(body)))
+	m = binary.AppendUvarint(append(m[:at], 10), uint64(len(size)+len(body)))
+	return slices.Concat(m, size, body)
 }

@@ -44,7 +44,7 @@ func checkComponent(path string, binary []byte) (*wasm.Component, error) {
 		}
 	}
 	for _, m := range outline.Modules {
-		if err := checkBranches(path, m); err != nil {
+		if err := checkCode(path, m); err != nil {
 			return nil, err
 		}
 	}
