@@ -46,11 +46,42 @@ func check(path string, binary []byte) (*wasm.Module, error) {
 				" build it for WASI preview 1 (wasm32-wasip1)", path, i.Name, i.Module)
 		}
 	}
+	if err := checkCode(path, outline); err != nil {
+		return nil, err
+	}
 	if !outline.Command() {
 		return nil, refusef("module %s does not export a function _start without parameters and results:"+
 			" build it as a command, not as a library or reactor", path)
 	}
 	return outline, nil
+}
+
+// The bounds of one function, past which the engine may make wrong code. See
+// docs/security.md, The engine's age.
+const (
+	// maxBranchTargets is that of one br_table. From some 2^18 on, code for arm64 jumps
+	// to a wrong place; a module runs on all hosts or on none. Compilers make tables
+	// of some thousand.
+	//
+	// Source: GHSA-mghf-wjfp-p5xm.
+	maxBranchTargets = 1 << 16
+	// maxValues leaves what is not counted a sixteenth of 2^24, which is as far as the
+	// compiler can count. Nearly 1.5 MiB of plain code stay below.
+	//
+	// Source: GHSA-897f-g5gm-fmxm.
+	maxValues = 1<<24 - 1<<20
+)
+
+func checkCode(path string, outline *wasm.Module) error {
+	code := outline.Code()
+	if code.BranchTargets > maxBranchTargets {
+		return refusef("module %s has a br_table of %d targets, and may have %d: split the switch that it was made from", path, code.BranchTargets, maxBranchTargets)
+	}
+	if code.Values > maxValues {
+		return refusef("module %s has a function that may come to %d values when compiled, and the engine's compiler is safe up to %d:"+
+			" split it, or give its blocks and calls fewer parameters and results", path, code.Values, maxValues)
+	}
+	return nil
 }
 
 // knownImports is what a guest may import, by module.

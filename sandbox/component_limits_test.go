@@ -100,6 +100,29 @@ var hostileComponents = []struct {
 		kind: sandbox.Trapped, says: "imported with another type than it has",
 	},
 	{
+		// RUSTSEC-2026-0085.
+		name: "flags that there are not", text: lowers(`(type $t (flags "x")) (import "murmur:stream/events@0.1.0" (instance $e (alias outer 1 $t (type $t)) (export "t" (type $f (eq $t))) (export "emit-chunk" (func (param "a" $f)))))`, "emit-chunk", "i32", "(call $f (i32.const -1))"),
+		kind: sandbox.ProcessDied, says: "its process died",
+	},
+	{
+		// RUSTSEC-2026-0316: each is made on the host, with the names of its fields.
+		name: "records beyond all memory", text: strings.Replace(lowers(`(type $t (record `+fields(64)+`)) (import "murmur:stream/events@0.1.0" (instance $e (alias outer 1 $t (type $t)) (export "t" (type $r (eq $t))) (export "emit-chunk" (func (param "a" (list $r))))))`, "emit-chunk", "i32 i32", "(call $f (i32.const 0) (i32.const 140000))"), `(memory (export "memory") 1)`, `(memory (export "memory") 150)`, 1),
+		kind: sandbox.ProcessDied, says: "its process died",
+	},
+	{
+		// GHSA-q554-3cjc-rx7p.
+		name: "handles without an end", text: strings.Replace(strings.Replace(runs(`(type $r (resource (rep i32))) (core func $new (canon resource.new $r))`, `(loop $l (drop (call $new (i32.const 1))) (br $l)) (i32.const 0)`),
+			"(core module $m ", `(core module $m (import "h" "new" (func $new (param i32) (result i32))) `, 1),
+			"(instantiate $m)", `(instantiate $m (with "h" (instance (export "new" (func $new)))))`, 1),
+		kind: sandbox.ProcessDied, says: "its process died",
+	},
+	{
+		// RUSTSEC-2026-0091 to 0093 are in what carries strings from one component to
+		// another, which needs several memories.
+		name: "a string of one component for another", text: transcodes("utf16", "latin1+utf16", 1, 4),
+		kind: sandbox.Refused, says: "multiple memories",
+	},
+	{
 		name: "run of another type", text: strings.Replace(runs("", `(i32.const 7)`), "(result (result))", "(result u32)", 1),
 		kind: sandbox.Trapped, says: "the function run has another type",
 	},
@@ -124,6 +147,40 @@ func lowers(imports, name, params, call string) string {
 	  (func $run (result (result)) (canon lift (core func $i "run")))
 	  (instance $command (export "run" (func $run)))
 	  (export "wasi:cli/run@0.2.0" (instance $command)))`, imports, name, params, call)
+}
+
+// fields are n fields of a record.
+func fields(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `(field "f%d" u8)`, i)
+	}
+	return b.String()
+}
+
+// transcodes is a component of two, of which one gives the other a string of n units
+// at a place of its memory. Each has its own encoding of strings.
+func transcodes(from, to string, at, n int) string {
+	return fmt.Sprintf(`(component
+	  (component $to
+	    (core module $m (memory (export "memory") 1) (func (export "take") (param i32 i32))
+	      (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 1024)))
+	    (core instance $i (instantiate $m))
+	    (func (export "take") (param "s" string)
+	      (canon lift (core func $i "take") (memory $i "memory") (realloc (func $i "realloc")) string-encoding=%s)))
+	  (component $from
+	    (import "take" (func $take (param "s" string)))
+	    (core module $l (memory (export "memory") 1))
+	    (core instance $l (instantiate $l))
+	    (core func $take (canon lower (func $take) (memory $l "memory") string-encoding=%s))
+	    (core module $m (import "e" "take" (func $take (param i32 i32)))
+	      (func (export "run") (result i32) (call $take (i32.const %d) (i32.const %d)) (i32.const 0)))
+	    (core instance $i (instantiate $m (with "e" (instance (export "take" (func $take))))))
+	    (func (export "run") (result (result)) (canon lift (core func $i "run"))))
+	  (instance $t (instantiate $to))
+	  (instance $f (instantiate $from (with "take" (func $t "take"))))
+	  (instance $command (export "run" (func $f "run")))
+	  (export "wasi:cli/run@0.2.0" (instance $command)))`, to, from, at, n)
 }
 
 // TestHostileComponentsEndWithinTheirLimits, and a neighbour in the next process

@@ -342,6 +342,7 @@ func TestComponentsAreRefused(t *testing.T) {
 		{"invalid code", runs("", "i32.const 1 i32.const 2"), "cannot be compiled"},
 		{"threads", runs("(core module (memory 1 2 shared))", ""), "cannot be compiled"},
 		{"64-bit memory", runs("(core module (memory i64 1))", ""), "cannot be compiled"},
+		{"a branch to too many places", runs("(core module (func (block $b (br_table "+strings.Repeat("$b ", 1<<16+1)+"$b (i32.const 0)))))", ""), "a br_table of 65537 targets"},
 		{"tail calls", runs("(core module (func $f return_call $f))", ""), "cannot be compiled"},
 		{"async", runs("(core func (canon task.cancel))", ""), "cannot be compiled"},
 		{"too many instances", runs(strings.Repeat("(core instance (instantiate $m))", 10), "(i32.const 0)"), "instance count too high at 6"},

@@ -43,6 +43,11 @@ func checkComponent(path string, binary []byte) (*wasm.Component, error) {
 				" WASI 0.2 (cli, clocks, filesystem, io, random, sockets) and the host interfaces of the capsule guide", path, name)
 		}
 	}
+	for _, m := range outline.Modules {
+		if err := checkCode(path, m); err != nil {
+			return nil, err
+		}
+	}
 	if !slices.ContainsFunc(outline.Exports, func(name string) bool {
 		return name == murmurRun || wasi02(name, "wasi:cli/run")
 	}) {

@@ -22,6 +22,7 @@ var hostFunctions = [...]hostFunction{
 	{preview1, "fd_write", "iiii", "i", (*run).fdWrite},
 	{preview1, "fd_close", "i", "i", (*run).fdClose},
 	{preview1, "fd_renumber", "ii", "i", (*run).fdRenumber},
+	{preview1, "fd_readdir", "iiiIi", "i", (*run).fdReaddir},
 	{preview1, "proc_exit", "i", "", (*run).procExit},
 	{preview1, "random_get", "ii", "i", (*run).randomGet},
 	{preview1, "poll_oneoff", "iiii", "i", (*run).pollOneoff},

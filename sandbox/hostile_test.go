@@ -82,6 +82,33 @@ var hostile = []struct {
 		kind: sandbox.Exited, says: "29", // an error of opening, and the process lives on
 	},
 	{
+		// RUSTSEC-2026-0182: what a descriptor is moved over stays open. The descriptors
+		// of the process bound it.
+		name: "descriptors moved over one", text: calls(`(local $n i32) (local $e i32) (loop $l
+		    (local.set $e (call $open (i32.const 3) (i32.const 0) (i32.const 16) (i32.const 1) (i32.const 1) (i64.const 64) (i64.const 64) (i32.const 0) (i32.const 64)))
+		    (if (i32.and (i32.eqz (local.get $e)) (local.get $n))
+		      (then (local.set $e (call $renumber (i32.load (i32.const 64)) (i32.const 4)))))
+		    (local.set $n (i32.add (local.get $n) (i32.const 1)))
+		    (br_if $l (i32.and (i32.eqz (local.get $e)) (i32.lt_u (local.get $n) (i32.const 200000)))))
+		  (call $exit (local.get $e))`),
+		set:  func(s *sandbox.Spec) { s.Limits.DeadlineSeconds = 20 },
+		kind: sandbox.Exited, says: "29",
+	},
+	{
+		// RUSTSEC-2026-0314: dates that the host cannot count.
+		name: "times at the end of all times", text: calls(`
+		  (drop (call $open (i32.const 3) (i32.const 0) (i32.const 16) (i32.const 1) (i32.const 1) (i64.const 0xe00060) (i64.const 0xe00060) (i32.const 0) (i32.const 64)))
+		  (drop (call $times (i32.load (i32.const 64)) (i64.const -1) (i64.const -1) (i32.const 5)))
+		  (call $exit (call $stat (i32.load (i32.const 64)) (i32.const 128)))`),
+		kind: sandbox.Exited, says: "0",
+	},
+	{
+		// RUSTSEC-2026-0321.
+		name: "preview 0", text: `(module (import "wasi_unstable" "poll_oneoff" (func (param i32 i32 i32 i32) (result i32)))
+		  (memory (export "memory") 1) (func (export "_start")))`,
+		kind: sandbox.Refused, says: "there is no such interface",
+	},
+	{
 		name: "a sparse file of 10 GiB", text: calls(`(drop (call $open (i32.const 3) (i32.const 0) (i32.const 16) (i32.const 1) (i32.const 1) (i64.const 0x400060) (i64.const 0x400060) (i32.const 0) (i32.const 64)))
 		  (call $exit (call $resize (i32.load (i32.const 64)) (i64.const 10737418240)))`),
 		kind: sandbox.Exited, says: "0", // the worker's quota counts its length: see TestTreeBytes
@@ -97,6 +124,9 @@ func calls(body string) string {
 	  (import "wasi_snapshot_preview1" "poll_oneoff" (func $poll (param i32 i32 i32 i32) (result i32)))
 	  (import "wasi_snapshot_preview1" "path_open" (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
 	  (import "wasi_snapshot_preview1" "fd_filestat_set_size" (func $resize (param i32 i64) (result i32)))
+	  (import "wasi_snapshot_preview1" "fd_renumber" (func $renumber (param i32 i32) (result i32)))
+	  (import "wasi_snapshot_preview1" "fd_filestat_set_times" (func $times (param i32 i64 i64 i32) (result i32)))
+	  (import "wasi_snapshot_preview1" "fd_filestat_get" (func $stat (param i32 i32) (result i32)))
 	  (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
 	  (memory (export "memory") 1024)
 	  (data (i32.const 0) "\10\00\00\00\05\00\00\00")

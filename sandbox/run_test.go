@@ -165,6 +165,26 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// branches is a module with a br_table of n targets.
+func branches(n int) string {
+	return `(module (memory (export "memory") 1) (func (export "_start") (block $b (br_table ` + strings.Repeat("$b ", n) + `$b (i32.const 0)))))`
+}
+
+// TestBranchesToManyPlaces: as many as there may be, and one more.
+//
+// Source: GHSA-mghf-wjfp-p5xm.
+func TestBranchesToManyPlaces(t *testing.T) {
+	t.Parallel()
+	e := newEngine(t)
+	if got, _ := run(t, e, spec(t, wat(t, branches(1<<16)))); got.Kind != sandbox.Exited {
+		t.Errorf("Run = %+v, want exited", got)
+	}
+	got, _ := run(t, e, spec(t, wat(t, branches(1<<16+1))))
+	if want := "a br_table of 65537 targets, and may have 65536"; got.Kind != sandbox.Refused || !strings.Contains(got.Message, want) {
+		t.Errorf("Run = %+v, want refused with %q", got, want)
+	}
+}
+
 func TestRefusedByPrepare(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)

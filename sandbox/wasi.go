@@ -111,6 +111,39 @@ func (r *run) fdRenumber(c *wasmtimex.Call) bool {
 	return ok
 }
 
+// The layout of one entry of a listing, which its name follows.
+//
+// Source: WASI snapshot preview 1, "dirent".
+const (
+	direntBytes   = 24
+	direntNameLen = 16 // where the length of the name stands
+	direntPadding = 21 // from here to the name
+)
+
+// fdReaddir forwards, and clears what lies between the parts of an entry: the engine
+// leaves there what was on its stack.
+//
+// Source: RUSTSEC-2026-0323.
+func (r *run) fdReaddir(c *wasmtimex.Call) bool {
+	list, ok := c.Bytes(c.U32(1), c.U32(2))
+	used, ok2 := c.Bytes(c.U32(4), 4)
+	if !ok || !ok2 {
+		c.Return(errnoFault)
+		return true
+	}
+	errno, ok := c.Forward("fd_readdir")
+	if !ok || errno != errnoSuccess {
+		return ok
+	}
+	list = list[:min(binary.LittleEndian.Uint32(used), uint32(len(list)))]
+	for len(list) > direntPadding { // the last may be cut off anywhere
+		clear(list[direntPadding:min(len(list), direntBytes)])
+		next := direntBytes + uint64(binary.LittleEndian.Uint32(list[direntNameLen:]))
+		list = list[min(next, uint64(len(list))):]
+	}
+	return true
+}
+
 // procExit keeps the status, which the engine loses from 126 on.
 func (r *run) procExit(c *wasmtimex.Call) bool {
 	r.status = int(c.U32(0))

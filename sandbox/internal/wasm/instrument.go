@@ -101,10 +101,7 @@ func (w *instrumenter) rewriteCode() {
 // rewriteBody returns body itself when it never grows anything.
 func (w *instrumenter) rewriteBody(body []byte) []byte {
 	r := reader{rest: body}
-	for n := r.u32(); n > 0 && !r.bad; n-- { // locals
-		r.u32()
-		r.skipSigned(5)
-	}
+	r.locals()
 	var out []byte
 	copied := 0
 	for len(r.rest) > 0 && !r.bad {

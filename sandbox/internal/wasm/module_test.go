@@ -143,3 +143,26 @@ func seeds(tb testing.TB) [][]byte {
 	}
 	return append(all, compile(tb, everything))
 }
+
+// TestCode: what is not ten values a byte is seen in the last digit.
+func TestCode(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]wasm.Code{
+		`nop`:                              {},
+		`(br_table 0 0 0 0 (i32.const 0))`: {BranchTargets: 3},
+		`(call $f (i32.const 1) (i32.const 2)) drop drop drop`:                              {Values: 3},
+		`(call_indirect (type $t) (i32.const 1) (i32.const 2) (i32.const 0)) (unreachable)`: {Values: 3},
+		`i32.const 1 i32.const 2 block (type $t) unreachable end drop drop drop`:            {Values: 7},
+		`block (result i32) i32.const 1 end drop`:                                           {},
+	} {
+		m, err := wasm.Parse(compile(t, `(module (type $t (func (param i32 i32) (result i32 i32 i32))) (table 1 funcref)
+		  (func $f (type $t) unreachable) (func `+body+`))`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := m.Code()
+		if got.Values %= 10; got != want {
+			t.Errorf("Code of %s = %+v, want %+v", body, got, want)
+		}
+	}
+}
