@@ -192,8 +192,9 @@ func wasmConfig() *wasmtime.Config {
 }
 
 // settings names everything that a compiled module depends on, beside the
-// module and the CPU.
-const settings = wasmtimex.Version + " cranelift epochs no-memory64 no-threads no-multi-memory no-gc no-tail-call no-exceptions"
+// module and the CPU. What was compiled before [checkCode] looked at it is compiled anew.
+const settings = wasmtimex.Version + " cranelift epochs no-memory64 no-threads no-multi-memory no-gc no-tail-call no-exceptions" +
+	" bounded-code"
 
 // tick moves the epoch on while a guest must stop: at each tick every running
 // guest asks its run whether it is the one. One step would not do: a guest that
