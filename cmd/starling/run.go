@@ -187,8 +187,8 @@ func newJob(entry protocol.CapsuleEntry, text string, env map[string]string, spa
 	return job
 }
 
-// dispatchAndFollow shows a task to its end. The first interrupt cancels it,
-// the second stops the worker.
+// dispatchAndFollow shows a task to its end. The first interrupt cancels it, the second
+// stops the worker. It is canceled too when nobody reads any more what it says.
 func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.Job, asJSON bool, signals <-chan os.Signal) error {
 	watch, err := fleet.bus.WatchTask(ctx, job.TaskID, broker.WatchOptions{})
 	if err != nil {
@@ -207,10 +207,23 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 	}()
 	var canceling sync.WaitGroup
 	defer canceling.Wait()
+	cancel := func() {
+		canceling.Go(func() {
+			_, err := fleet.bus.Cancel(ctx, job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
+			if err != nil && !errors.Is(err, broker.ErrFinal) {
+				fmt.Fprintln(a.err, "starling: not canceled: "+explain(err))
+			}
+		})
+	}
 	interrupts, hungUp := 0, false
 	for ended := false; !ended; {
 		select {
 		case err := <-following:
+			if errors.Is(err, errUnread) {
+				cancel()
+				_, settling := settledRecord(ctx, fleet.bus, job)
+				return errors.Join(err, settling)
+			}
 			if err != nil {
 				return err
 			}
@@ -223,12 +236,7 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 				return errors.Join(<-following, &silentError{exitInterrupted})
 			}
 			fmt.Fprintln(a.err, "starling: canceling; once more to stop at once")
-			canceling.Go(func() {
-				_, err := fleet.bus.Cancel(ctx, job.Spawner.SessionID, job.DelegationID, broker.CancelOptions{})
-				if err != nil && !errors.Is(err, broker.ErrFinal) {
-					fmt.Fprintln(a.err, "starling: not canceled: "+explain(err))
-				}
-			})
+			cancel()
 		}
 	}
 	rec, err := settledRecord(ctx, fleet.bus, job)

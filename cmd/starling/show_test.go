@@ -93,7 +93,7 @@ func TestATerminalThatGoesIsAnInterrupt(t *testing.T) {
 		"watch":                 {"watch", waiting, "--url", o.url},
 		"dispatch":              {"dispatch", "agent@1.0.0", "--task", "again", "--follow", "--url", o.url},
 		"run":                   runArgs(t, "run", agent(t, protocol.OutputEvents), "--task", "again", "--cancel-grace", "100ms"),
-		"run of one that talks": runArgs(t, "run", agent(t, protocol.OutputEvents), "--task", "chatty 100000000 8", "--cancel-grace", "100ms", "--drain-timeout", "1s"),
+		"run of one that talks": runArgs(t, "run", agent(t, protocol.OutputEvents), "--task", "chatty 100000000 8", "--cancel-grace", "100ms", "--drain-timeout", "10m"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
