@@ -279,7 +279,14 @@ func TestListingsHaveNothingBetween(t *testing.T) {
 	      (br_if $l (i32.lt_u (local.tee $size (i32.add (local.get $size) (i32.const 1))) (i32.const 150))))
 	    (call $check (i32.const 8000))
 	    (if (call $list (i32.const 9) (i32.const 1024) (i32.const 100) (i64.const 0) (i32.const 64)) (then) (else (call $exit (i32.const 6))))
-	    (if (call $list (i32.const 3) (i32.const 65500) (i32.const 100) (i64.const 0) (i32.const 64)) (then) (else (call $exit (i32.const 7))))))`))
+	    (if (call $list (i32.const 3) (i32.const 65500) (i32.const 100) (i64.const 0) (i32.const 64)) (then) (else (call $exit (i32.const 7))))
+    ;; The number of bytes over the length of a name, at both ends, and where no number can be.
+    (call $inval (i32.const 1040)) (call $inval (i32.const 1024)) (call $inval (i32.const 1148)) (call $inval (i32.const 65))
+    (if (call $list (i32.const 3) (i32.const 1024) (i32.const 128) (i64.const 0) (i32.const 1152)) (then (call $exit (i32.const 9))))
+    (if (call $list (i32.const 3) (i32.const 1024) (i32.const 128) (i64.const 0) (i32.const 1020)) (then (call $exit (i32.const 10)))))
+  (func $inval (param $used i32)
+    (if (i32.ne (call $list (i32.const 3) (i32.const 1024) (i32.const 128) (i64.const 0) (local.get $used)) (i32.const 28))
+      (then (call $exit (i32.const 8))))))`))
 	s.WorkDir = dir
 	if got, _ := run(t, newEngine(t), s); got.Kind != sandbox.Exited || got.Status != 0 {
 		t.Errorf("Run = %+v, want exit 0", got)

@@ -121,14 +121,20 @@ const (
 )
 
 // fdReaddir forwards, and clears what lies between the parts of an entry: the engine
-// leaves there what was on its stack.
+// leaves there what was on its stack. The number of bytes may not be written over the
+// lengths of names, by which the entries are found.
 //
 // Source: RUSTSEC-2026-0323.
 func (r *run) fdReaddir(c *wasmtimex.Call) bool {
-	list, ok := c.Bytes(c.U32(1), c.U32(2))
-	used, ok2 := c.Bytes(c.U32(4), 4)
-	if !ok || !ok2 {
+	at, size, usedAt := uint64(c.U32(1)), uint64(c.U32(2)), uint64(c.U32(4))
+	list, ok := c.Bytes(uint32(at), uint32(size))
+	used, ok2 := c.Bytes(uint32(usedAt), 4)
+	switch {
+	case !ok, !ok2:
 		c.Return(errnoFault)
+		return true
+	case usedAt%4 != 0, usedAt < at+size && at < usedAt+4:
+		c.Return(errnoInval)
 		return true
 	}
 	errno, ok := c.Forward("fd_readdir")
