@@ -145,6 +145,9 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 		a.trace.note(time.Now(), fmt.Sprintf("%d signals were dropped: over 1 MiB, out of bounds, not UTF-8 or no event", end.SignalsDropped))
 		a.log.Warn("signals of the capsule dropped", "signals_dropped", end.SignalsDropped)
 	}
+	if end.StdoutDropped > 0 {
+		a.log.Warn("output of the capsule dropped beyond its bound", "stdout_dropped", end.StdoutDropped, "bound", protocol.MaxOutputBytes)
+	}
 	a.log.Debug("guest gone", "ending", end.Kind.String(), "duration_ms", end.Duration.Milliseconds(),
 		"stdout_dropped", end.StdoutDropped, "stderr_dropped", end.StderrDropped, "signals_dropped", end.SignalsDropped)
 	return a.conclude(ctx, context.Cause(running), end)
