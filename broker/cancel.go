@@ -162,10 +162,10 @@ func (b *Bus) recordToCancel(ctx context.Context, session protocol.SessionID, de
 	case e.Revision > 0:
 		return Entry{}, err // it was withdrawn
 	}
-	switch there, lerr := b.led(ctx, kvStream(bucket), kvSubject(bucket, key)); {
+	switch held, lerr := b.led(ctx, kvStream(bucket), kvSubject(bucket, key)); {
 	case passes(lerr):
 		return Entry{}, lerr
-	case lerr == nil && there:
+	case lerr == nil && held > 0:
 		return Entry{}, fmt.Errorf("%w: the server that was asked does not have the record of %s yet: cancel again", ErrUnavailable, delegation)
 	}
 	return Entry{}, err

@@ -54,7 +54,10 @@ func (b *Bus) PushCapsule(ctx context.Context, m protocol.Manifest, module []byt
 			return Pushed{}, err
 		}
 		o, err := b.putModule(ctx, entry.Digest, module, 0)
-		return Pushed{CapsuleEntry: have, Existing: true, Mended: o.ours}, err
+		if err != nil {
+			return Pushed{}, err
+		}
+		return Pushed{CapsuleEntry: have, Existing: true, Mended: o.ours}, nil
 	}
 	o, err := b.putModule(ctx, entry.Digest, module, 0)
 	if err != nil {
@@ -65,8 +68,10 @@ func (b *Bus) PushCapsule(ctx context.Context, m protocol.Manifest, module []byt
 		return Pushed{}, err
 	}
 	// Another's RemoveCapsule may have taken the module before the entry was seen.
-	_, err = b.putModule(ctx, entry.Digest, module, o.seq)
-	return Pushed{CapsuleEntry: have, Existing: have.PushedAt != entry.PushedAt}, err
+	if _, err = b.putModule(ctx, entry.Digest, module, o.seq); err != nil {
+		return Pushed{}, err
+	}
+	return Pushed{CapsuleEntry: have, Existing: have.PushedAt != entry.PushedAt}, nil
 }
 
 // putModule stores a module unless the store has it whole. One of the sequence known
@@ -207,9 +212,9 @@ func (b *Bus) ResolveCapsule(ctx context.Context, name, version string) (protoco
 		entry, err = patiently(ctx, removedWait, read)
 	case errors.Is(err, errNotStored):
 		bucket := b.ns.CapsuleIndexBucket()
-		if there, lerr := b.led(ctx, kvStream(bucket), kvSubject(bucket, protocol.CapsuleKey(name, version))); lerr != nil {
+		if held, lerr := b.led(ctx, kvStream(bucket), kvSubject(bucket, protocol.CapsuleKey(name, version))); lerr != nil {
 			return entry, lerr
-		} else if there {
+		} else if held > 0 {
 			entry, err = patiently(ctx, staleWait, read)
 		}
 	}
@@ -327,14 +332,31 @@ func (b *Bus) FetchCapsule(ctx context.Context, digest protocol.Digest, w io.Wri
 	if err := digest.Validate(); err != nil {
 		return err
 	}
-	o, err := patiently(ctx, staleWait, func() (object, error) {
-		return b.findObject(ctx, b.ns.CapsuleBucket(), digest.Object())
-	})
+	find := func() (object, error) { return b.findObject(ctx, b.ns.CapsuleBucket(), digest.Object()) }
+	o, err := patiently(ctx, staleWait, find)
 	if err == nil {
-		err = b.copyObject(ctx, o, digest, w)
+		got := &counted{w: w}
+		err = b.copyObject(ctx, o, digest, got)
+		if errors.Is(err, errNotStored) && got.n == 0 { // perhaps it was put back, and this was the broken one
+			if now, ferr := find(); ferr == nil && now.seq != o.seq {
+				err = b.copyObject(ctx, now, digest, w)
+			}
+		}
 	}
 	if errors.Is(err, errNotStored) {
 		return fmt.Errorf("%w: %s is not whole in the store: push the capsule again, which puts it back", ErrCapsuleMissing, digest)
 	}
 	return err
+}
+
+// counted counts what is written to w.
+type counted struct {
+	w io.Writer
+	n int64
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
 }

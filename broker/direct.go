@@ -86,12 +86,12 @@ func patiently[T any](ctx context.Context, within time.Duration, read func() (T,
 	}
 }
 
-// led reports whether the stream has a message on subject, by its leader's word:
-// unlike a direct get that is never old.
-func (b *Bus) led(ctx context.Context, stream, subject string) (bool, error) {
+// led is how many messages the stream has on subject, by its leader's word: unlike a
+// direct get that is never old.
+func (b *Bus) led(ctx context.Context, stream, subject string) (uint64, error) {
 	body, err := json.Marshal(map[string]string{"subjects_filter": subject})
 	if err != nil {
-		return false, fmt.Errorf("%w: %w", ErrRefused, err)
+		return 0, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
 	var answer *nats.Msg
 	err = repeated(ctx, func(ctx context.Context) (err error) {
@@ -99,10 +99,10 @@ func (b *Bus) led(ctx context.Context, stream, subject string) (bool, error) {
 		return err
 	})
 	if errors.Is(err, errNoResponders) {
-		return false, b.absent(ctx, stream)
+		return 0, b.absent(ctx, stream)
 	}
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	var info struct {
 		Error *jetstream.APIError `json:"error"`
@@ -111,12 +111,12 @@ func (b *Bus) led(ctx context.Context, stream, subject string) (bool, error) {
 		} `json:"state"`
 	}
 	if err := json.Unmarshal(answer.Data, &info); err != nil {
-		return false, fmt.Errorf("%w: the state of stream %s is unreadable: %w", ErrRefused, stream, err)
+		return 0, fmt.Errorf("%w: the state of stream %s is unreadable: %w", ErrRefused, stream, err)
 	}
 	if info.Error != nil {
-		return false, b.classified(ctx, info.Error)
+		return 0, b.classified(ctx, info.Error)
 	}
-	return info.State.Subjects[subject] > 0, nil
+	return info.State.Subjects[subject], nil
 }
 
 func readStored(m *nats.Msg) (stored, error) {

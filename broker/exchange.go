@@ -18,6 +18,9 @@ const (
 	//
 	// Source: docs/protocol.md, section 6, Writing.
 	tryAgain = 20 * time.Millisecond
+	// fullWait is that of a full ledger, which has room when records expire or an
+	// operator makes some.
+	fullWait = time.Second
 	// leaderless is the pause after nobody answered: an election takes longer
 	// than a write in flight.
 	leaderless = 100 * time.Millisecond
@@ -155,8 +158,11 @@ func passes(err error) bool {
 // it gives ErrUnavailable with the cause of ctx and the text of err.
 func retry(ctx context.Context, err error) error {
 	d := tryAgain
-	if errors.Is(err, errNoResponders) || errors.Is(err, ErrUnavailable) {
+	switch {
+	case errors.Is(err, errNoResponders), errors.Is(err, ErrUnavailable):
 		d = leaderless
+	case errors.Is(err, ErrLedgerFull):
+		d = fullWait
 	}
 	if pause(ctx, d) != nil {
 		return overdue(ctx, err)

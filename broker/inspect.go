@@ -31,11 +31,12 @@ type StreamState struct {
 	Bytes    uint64
 	MaxMsgs  int64 // -1: no limit
 	MaxBytes int64 // -1: no limit
-	// LimitFlag is the setting of init that bounds the bytes, "" without one, and
-	// LeastBytes has room for Largest, which is one of what the stream holds.
-	LimitFlag  string
-	LeastBytes int64
-	Largest    string
+	// LimitFlag and MessagesFlag are the settings of init that bound the bytes and the
+	// messages, "" without one. LeastBytes is what the largest message may take, by the
+	// name of Largest; 0 and "" without a LimitFlag.
+	LimitFlag, MessagesFlag string
+	LeastBytes              int64
+	Largest                 string
 
 	Replicas int
 	Offline  []string // servers whose replicas are not there
@@ -108,7 +109,7 @@ func (b *Bus) Inspect(ctx context.Context) (Inspection, error) {
 func streamState(info *jetstream.StreamInfo) StreamState {
 	limit := limitOf(info.Config.Name)
 	s := StreamState{
-		LimitFlag: limit.flag, LeastBytes: limit.least, Largest: limit.largest,
+		LimitFlag: limit.flag, MessagesFlag: limit.messages, LeastBytes: limit.least, Largest: limit.largest,
 		Name: info.Config.Name, Messages: info.State.Msgs, Bytes: info.State.Bytes,
 		MaxMsgs: info.Config.MaxMsgs, MaxBytes: info.Config.MaxBytes, Replicas: info.Config.Replicas,
 	}

@@ -15,6 +15,7 @@ type limit struct {
 	least       int64  // with less, what may be stored does not fit an empty stream
 	largest     string // what takes that much
 	optional    bool   // there may be none
+	messages    string // what bounds the stream's messages, "" without one
 }
 
 // storedExtra is more than a stored message takes beside its headers and its body: the
@@ -24,12 +25,12 @@ const storedExtra = 1 << 10
 // limits are those of section 2, with what c asks for.
 func (c InitConfig) limits() []limit {
 	return []limit{
-		{"_JOBS", "MaxJobBytes", "--max-job-bytes", c.MaxJobBytes, maxJobMsgBytes + storedExtra, "one largest job", false},
-		{"_TASKS", "MaxFrameBytes", "--max-frame-bytes", c.MaxFrameBytes, protocol.MaxFrameBytes + storedExtra, "one largest frame", true},
-		{"-delegations", "MaxLedgerBytes", "--max-ledger-bytes", c.MaxLedgerBytes, maxRecordBytes + storedExtra, "one largest record", true},
+		{"_JOBS", "MaxJobBytes", "--max-job-bytes", c.MaxJobBytes, maxJobMsgBytes + storedExtra, "one largest job", false, "--max-jobs"},
+		{"_TASKS", "MaxFrameBytes", "--max-frame-bytes", c.MaxFrameBytes, protocol.MaxFrameBytes + storedExtra, "one largest frame", true, ""},
+		{"-delegations", "MaxLedgerBytes", "--max-ledger-bytes", c.MaxLedgerBytes, maxRecordBytes + storedExtra, "one largest record", true, ""},
 		{
 			"-results", "MaxResultBytes", "--max-result-bytes", c.MaxResultBytes,
-			protocol.MaxOutputBytes + protocol.MaxOutputBytes/chunkBytes*storedExtra, "one result of all the output that is kept", true,
+			protocol.MaxOutputBytes + protocol.MaxOutputBytes/chunkBytes*storedExtra, "one result of all the output that is kept", true, "",
 		},
 	}
 }

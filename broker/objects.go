@@ -105,8 +105,8 @@ func (b *Bus) putObject(ctx context.Context, bucket, name string, content []byte
 
 // writeObject writes chunks under a fresh id, then the description under the
 // expectation that it still is the one of sequence after. Neither an error nor a
-// win means that another came first. Chunks go one by one: resent ones would
-// change their order.
+// win means that another came first, or this one by an answer that was lost: so its
+// chunks stay. They go one by one: resent ones would change their order.
 func (b *Bus) writeObject(ctx context.Context, bucket, name, digest string, content []byte, after uint64) (object, bool, error) {
 	id, stream := nuid.Next(), objStream(bucket)
 	chunks := 0
@@ -189,13 +189,23 @@ func (b *Bus) copyObject(ctx context.Context, o object, digest protocol.Digest, 
 
 // replaceObject writes content over an object some of whose chunks are gone, and
 // removes the rest of them, which nobody could use. When another wrote over it
-// first, what it gives is not ours. It needs the right to purge.
+// first, the object is not ours and the error nil. An object that the stream's leader
+// has whole is [ErrUnavailable]: the replica that was read is behind. It needs the
+// right to purge.
 func (b *Bus) replaceObject(ctx context.Context, broken object, digest protocol.Digest, content []byte) (object, error) {
-	o, won, err := b.writeObject(ctx, broken.info.Bucket, broken.info.Name, objectDigest(digest), content, broken.seq)
-	if err == nil && won {
-		err = b.purgeChunks(ctx, broken)
+	bucket, name := broken.info.Bucket, broken.info.Name
+	held, err := b.led(ctx, objStream(bucket), chunkSubject(bucket, broken.info.NUID))
+	if err != nil {
+		return object{}, err
 	}
-	return o, err
+	if held >= uint64(broken.info.Chunks) {
+		return object{}, fmt.Errorf("%w: the server that was asked does not have all of %s in %s yet", ErrUnavailable, name, bucket)
+	}
+	o, won, err := b.writeObject(ctx, bucket, name, objectDigest(digest), content, broken.seq)
+	if err != nil || !won {
+		return object{}, err
+	}
+	return o, b.purgeChunks(ctx, broken)
 }
 
 // deleteObject marks an object deleted and removes its chunks. It needs the

@@ -51,8 +51,8 @@ func (b *Bus) PoolStats(ctx context.Context, workers []protocol.WorkerInfo) ([]P
 	return all, nil
 }
 
-// PoolStatsOf reads those of one pool, with the workers of all. A lane
-// without its consumer is [ErrNotInitialized].
+// PoolStatsOf reads those of one pool; workers are those of all pools, as
+// [Bus.Workers] gives them. A lane without its consumer is [ErrNotInitialized].
 func (b *Bus) PoolStatsOf(ctx context.Context, pool string, workers []protocol.WorkerInfo) (PoolStats, error) {
 	p := PoolStats{Pool: pool, Lanes: make(map[protocol.Lane]LaneStats)}
 	for _, lane := range protocol.Lanes() {

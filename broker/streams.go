@@ -134,7 +134,7 @@ func (b *Bus) check(ctx context.Context, w *wantedStream) error {
 		held, have, want int64
 	}{
 		{"bytes", limitOf(w.config.Name).flag, int64(info.State.Bytes), have.MaxBytes, update.MaxBytes},
-		{"messages", "--max-jobs", int64(info.State.Msgs), have.MaxMsgs, update.MaxMsgs},
+		{"messages", limitOf(w.config.Name).messages, int64(info.State.Msgs), have.MaxMsgs, update.MaxMsgs},
 	} {
 		if limit.want > 0 && limit.want != limit.have && limit.want < limit.held {
 			return fmt.Errorf("%w: stream %s holds %d %s, more than %s %d allows: give more, or wait until it holds less",

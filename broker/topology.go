@@ -30,8 +30,8 @@ type InitConfig struct {
 	MaxJobs     int64 // 0: 1,000,000
 	MaxJobBytes int64 // 0: 1 GiB; at least a largest job
 	// MaxFrameBytes, MaxLedgerBytes and MaxResultBytes bound the frames of all tasks,
-	// the ledger and large results. 0 and [NoLimit]: as much as the account may. Each
-	// has room for the largest that it holds one of.
+	// the ledger and large results. 0 and [NoLimit]: as much as the account may. Less
+	// than one largest frame, record or result takes is refused.
 	MaxFrameBytes  int64
 	MaxLedgerBytes int64
 	MaxResultBytes int64
@@ -48,7 +48,8 @@ type InitConfig struct {
 	Names map[string]string
 }
 
-// NoLimit takes off the limit of an existing namespace.
+// NoLimit, for MaxFrameBytes, MaxLedgerBytes and MaxResultBytes, takes off the limit
+// that is set.
 const NoLimit = -1
 
 // The settings of section 2 that are not an operator's.

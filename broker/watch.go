@@ -92,7 +92,8 @@ func (b *Bus) FramesStored(ctx context.Context, task protocol.TaskID) (bool, err
 	if err := protocol.ValidateName("task_id", string(task)); err != nil {
 		return false, err
 	}
-	return b.led(ctx, b.ns.TasksStream(), b.ns.TaskSubject(task))
+	held, err := b.led(ctx, b.ns.TasksStream(), b.ns.TaskSubject(task))
+	return held > 0, err
 }
 
 // frameOrder restores the order of a task's frames.

@@ -89,7 +89,7 @@ func dataPipes() (*duplex, []*os.File, error) {
 	}
 	in, err := newInlet(fds[0])
 	if err != nil {
-		return fail(errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1])))
+		return fail(errors.Join(err, unix.Close(fds[1])))
 	}
 	in.setPatience(workerPatience)
 	return &duplex{in: in, out: control.out}, []*os.File{theirIn, os.NewFile(uintptr(fds[1]), "to the worker")}, nil
@@ -104,7 +104,7 @@ func controlPipe() (*duplex, *os.File, error) {
 	}
 	out, err := pollable(fds[1], "to a sandbox process")
 	if err != nil {
-		return nil, nil, errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1]))
+		return nil, nil, errors.Join(err, unix.Close(fds[0]))
 	}
 	return &duplex{out: out}, os.NewFile(uintptr(fds[0]), "from the worker"), nil
 }
@@ -124,6 +124,11 @@ func newPipeFiles() (fds [2]int, err error) {
 // inheritedPipes are an end whose descriptors this process was started with; out is
 // -1 where there is none.
 func inheritedPipes(in, out int) (_ *duplex, err error) {
+	for _, fd := range []int{in, out} {
+		if fd >= 0 && !isPipe(fd) {
+			return nil, fmt.Errorf("descriptor %d is no pipe", fd)
+		}
+	}
 	d := &duplex{}
 	if out >= 0 {
 		unix.CloseOnExec(out)
@@ -132,14 +137,22 @@ func inheritedPipes(in, out int) (_ *duplex, err error) {
 		}
 	}
 	unix.CloseOnExec(in)
-	d.in, err = newInlet(in)
-	return d, err
+	if d.in, err = newInlet(in); err != nil {
+		return nil, err // and this process ends
+	}
+	return d, nil
 }
 
-// pollable is a file that is waited for in the runtime's poller.
+func isPipe(fd int) bool {
+	var stat unix.Stat_t
+	return unix.Fstat(fd, &stat) == nil && stat.Mode&unix.S_IFMT == unix.S_IFIFO
+}
+
+// pollable is a file that is waited for in the runtime's poller. It owns fd, also when
+// it fails.
 func pollable(fd int, name string) (*os.File, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
-		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
+		return nil, errors.Join(fmt.Errorf("descriptor %d: %w", fd, err), unix.Close(fd))
 	}
 	return os.NewFile(uintptr(fd), name), nil
 }

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inlet is the reading end of a pipe. Who reads waits on its own thread, as its
-// patience says, when the last wait was no longer than that, and in the runtime's
-// poller otherwise.
+// inlet is the reading end of a pipe. When its last wait was short, the reader waits on
+// its own thread first, as its patience says; otherwise in the runtime's poller at once.
 //
 // The poller does not know the pipe but a descriptor beside it, the gate, that is
 // readable when the pipe is, once, after it was asked to: a pipe in the poller wakes
@@ -32,28 +31,33 @@ type inlet struct {
 	known    bool // the pipe is in it; the reader's
 }
 
-func newInlet(fd int) (*inlet, error) {
+// newInlet owns fd, also when it fails.
+func newInlet(fd int) (_ *inlet, err error) {
+	// A file that does not block when it is made is put in the poller.
 	if err := unix.SetNonblock(fd, false); err != nil {
+		return nil, errors.Join(fmt.Errorf("descriptor %d: %w", fd, err), unix.Close(fd))
+	}
+	i := &inlet{made: time.Now(), file: os.NewFile(uintptr(fd), "pipe")}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, i.file.Close())
+		}
+	}()
+	if i.fd, err = i.file.SyscallConn(); err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
 	}
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
 	}
-	i := &inlet{made: time.Now()}
-	if i.gate, err = pollable(epoll, "gate"); err == nil {
-		i.gateConn, err = i.gate.SyscallConn()
+	if i.gate, err = pollable(epoll, "gate"); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, errors.Join(err, unix.Close(epoll))
-	}
-	i.file = os.NewFile(uintptr(fd), "pipe")
-	if i.fd, err = i.file.SyscallConn(); err == nil {
-		// From here on: a file that does not block when it is made is put in the poller.
-		err = unix.SetNonblock(fd, true)
-	}
-	if err != nil {
-		return nil, errors.Join(err, i.Close())
+	if i.gateConn, err = i.gate.SyscallConn(); err != nil {
+		return nil, errors.Join(err, i.gate.Close())
 	}
 	return i, nil
 }
@@ -61,6 +65,8 @@ func newInlet(fd int) (*inlet, error) {
 // setPatience is called before the first read, or by the reader.
 func (i *inlet) setPatience(p patience) { i.patience = p }
 
+// Read is [io.Reader]'s. Past the deadline it is [os.ErrDeadlineExceeded], also when
+// there is something to read; of a closed inlet it is an error of no certain kind.
 func (i *inlet) Read(b []byte) (int, error) {
 	for {
 		began := time.Now()

@@ -141,13 +141,18 @@ func (r *run) fdReaddir(c *wasmtimex.Call) bool {
 	if !ok || errno != errnoSuccess {
 		return ok
 	}
-	list = list[:min(binary.LittleEndian.Uint32(used), uint32(len(list)))]
-	for len(list) > direntPadding { // the last may be cut off anywhere
+	clearPadding(list[:min(binary.LittleEndian.Uint32(used), uint32(len(list)))])
+	return true
+}
+
+// clearPadding clears what lies between the parts of each entry of a listing, whose
+// last may be cut off anywhere.
+func clearPadding(list []byte) {
+	for len(list) > direntPadding {
 		clear(list[direntPadding:min(len(list), direntBytes)])
 		next := direntBytes + uint64(binary.LittleEndian.Uint32(list[direntNameLen:]))
 		list = list[min(next, uint64(len(list))):]
 	}
-	return true
 }
 
 // procExit keeps the status, which the engine loses from 126 on.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"starling/broker"
@@ -130,7 +129,7 @@ func (x *examination) unreadableWorkers(entries []broker.UnreadableWorker) {
 	}
 	var named []string
 	for _, e := range entries[:min(len(entries), maxNamed)] {
-		named = append(named, fmt.Sprintf("%s (%v)", shortened(e.Key, maxKey), e.Err))
+		named = append(named, fmt.Sprintf("%s (%s)", shortened(e.Key, maxKey), shortened(cell(e.Err.Error()), 2*maxKey)))
 	}
 	if more := len(entries) - len(named); more > 0 {
 		named = append(named, fmt.Sprintf("%d more", more))
@@ -235,10 +234,14 @@ func (x *examination) room() {
 		for _, limit := range []struct {
 			what, flag string
 			used, max  int64
-		}{{"bytes", s.LimitFlag, int64(s.Bytes), s.MaxBytes}, {"messages", "--max-jobs", int64(s.Messages), s.MaxMsgs}} {
+		}{{"bytes", s.LimitFlag, int64(s.Bytes), s.MaxBytes}, {"messages", s.MessagesFlag, int64(s.Messages), s.MaxMsgs}} {
 			if limit.max > 0 && float64(limit.used) >= roomWarning*float64(limit.max) {
 				tight = true
-				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit with "+x.bus.Command(strings.TrimSpace("init "+limit.flag)))
+				raise := "where it was set"
+				if limit.flag != "" {
+					raise = "with " + x.bus.Command("init "+limit.flag)
+				}
+				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit "+raise)
 			}
 		}
 	}

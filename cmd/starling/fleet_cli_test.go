@@ -167,6 +167,7 @@ func TestDispatchSaysWhetherTheParentWasTold(t *testing.T) {
 		{testenv.Door(t).URL(), "starling: the parent was told at its door\n", []string{"--wait"}},
 		{testenv.Door(t).URL(), "starling: the parent was told at its door\n", []string{"--wait", "--json"}},
 		{testenv.Door(t).URL(), "starling: the parent was told at its door\n", []string{"--follow"}},
+		{testenv.Door(t).URL(), "starling: the parent was told at its door\n", []string{"--follow", "--json"}},
 		{deaf, "starling: the parent was not told: failed to connect to 127.0.0.1:1", []string{"--wait"}},
 		{deaf, "starling: the parent was not told: failed to connect to 127.0.0.1:1", []string{"--follow"}},
 	} {

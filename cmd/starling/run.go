@@ -255,8 +255,8 @@ func (a *app) conclude(job protocol.Job, rec protocol.Record, asJSON bool) error
 	if !asJSON {
 		fmt.Fprintln(a.err, endingLine(rec))
 		a.explainEnding(job, rec)
-		a.sayTold(job, rec)
 	}
+	a.sayTold(job, rec)
 	return outcomeError(rec.Status)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -109,14 +110,16 @@ func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out
 // showWhole prints a response out of the object store, or says where it is to an
 // observer who may not read it.
 func showWhole(ctx context.Context, bus *broker.Bus, object protocol.ResultObject, out io.Writer) error {
-	text := &printableWriter{out: out}
+	checked := &checkedOutput{Writer: out, terminal: terminal(out)}
+	text := &printableWriter{out: checked}
 	err := errors.Join(bus.FetchResult(ctx, object, text), text.Close())
 	if errors.Is(err, broker.ErrDenied) {
-		_, err := fmt.Fprintf(out, "(the result, %d bytes, is the object %s of the bucket %s, which this user may not read)\n",
+		_, err = fmt.Fprintf(checked, "(the result, %d bytes, is the object %s of the bucket %s, which this user may not read)\n",
 			object.Size, printable(object.Name), printable(object.Bucket))
-		return err
+	} else {
+		err = errors.Join(err, line(checked))
 	}
-	return errors.Join(err, line(out))
+	return cmp.Or(checked.err, err)
 }
 
 // line ends a line.
