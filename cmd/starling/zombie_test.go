@@ -79,7 +79,7 @@ func TestZombies(t *testing.T) {
 					z.await(t)
 					if !before(step, "guest running") {
 						s.renewed(t, job)
-						s.heard(t, job)
+						s.heard(t, job, step)
 					}
 					z.away()
 					next := s.hire(t, s.url, pool, c.held)
@@ -126,12 +126,16 @@ func (s *site) renewed(t *testing.T, job protocol.Job) {
 	testenv.EventuallyTrue(t, crashSoon, "renewed", func() bool { return len(s.acks.of(s.mark(t, job))) > 0 })
 }
 
-// heard waits until the guest's first frames are stored: its turn, and its text. What
-// its worker's client still had to write when it is stopped would be said, in time,
-// when it is back.
-func (s *site) heard(t *testing.T, job protocol.Job) {
+// heard waits until what the guest says before the step is stored: its turn, its text,
+// and once it is gone its result. What its worker's client still had to write when it
+// is stopped would be said, in time, when it is back.
+func (s *site) heard(t *testing.T, job protocol.Job, step string) {
 	t.Helper()
-	testenv.EventuallyTrue(t, crashSoon, "heard", func() bool { return len(s.frames(t, job)) >= 2 })
+	said := 2
+	if !before(step, "guest ended") {
+		said = 3
+	}
+	testenv.EventuallyTrue(t, crashSoon, "heard", func() bool { return len(s.frames(t, job)) >= said })
 }
 
 // silent: since the first frames and acks the zombie said nothing.
