@@ -88,7 +88,7 @@ func (b *Bus) putModule(ctx context.Context, digest protocol.Digest, module []by
 		if o.ours || o.seq == known {
 			return o, nil
 		}
-		if err = b.copyObject(ctx, o, digest, io.Discard); err == nil {
+		if _, err = b.copyObject(ctx, o, digest, io.Discard); err == nil {
 			return o, nil
 		}
 		if errors.Is(err, ErrDigestMismatch) {
@@ -325,7 +325,7 @@ func (b *Bus) userOf(ctx context.Context, digest protocol.Digest, key string) (s
 }
 
 // FetchCapsule writes a module to w, chunk by chunk with direct gets, and checks
-// its digest. A module that the store lacks, after 2 s of looking, is
+// its digest. A module that the store lacks, after some seconds of looking, is
 // [ErrCapsuleMissing]. On any error w may have got some of the bytes; after
 // [ErrDigestMismatch] they are not to be used.
 func (b *Bus) FetchCapsule(ctx context.Context, digest protocol.Digest, w io.Writer) error {
@@ -335,11 +335,11 @@ func (b *Bus) FetchCapsule(ctx context.Context, digest protocol.Digest, w io.Wri
 	find := func() (object, error) { return b.findObject(ctx, b.ns.CapsuleBucket(), digest.Object()) }
 	o, err := patiently(ctx, staleWait, find)
 	if err == nil {
-		got := &counted{w: w}
-		err = b.copyObject(ctx, o, digest, got)
-		if errors.Is(err, errNotStored) && got.n == 0 { // perhaps it was put back, and this was the broken one
+		var written uint64
+		written, err = b.copyObject(ctx, o, digest, w)
+		if errors.Is(err, errNotStored) && written == 0 { // perhaps it was put back, and this was the broken one
 			if now, ferr := find(); ferr == nil && now.seq != o.seq {
-				err = b.copyObject(ctx, now, digest, w)
+				_, err = b.copyObject(ctx, now, digest, w)
 			}
 		}
 	}
@@ -347,16 +347,4 @@ func (b *Bus) FetchCapsule(ctx context.Context, digest protocol.Digest, w io.Wri
 		return fmt.Errorf("%w: %s is not whole in the store: push the capsule again, which puts it back", ErrCapsuleMissing, digest)
 	}
 	return err
-}
-
-// counted counts what is written to w.
-type counted struct {
-	w io.Writer
-	n int64
-}
-
-func (c *counted) Write(p []byte) (int, error) {
-	n, err := c.w.Write(p)
-	c.n += int64(n)
-	return n, err
 }

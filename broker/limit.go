@@ -9,13 +9,14 @@ import (
 
 // limit is a setting of init that bounds the bytes of a stream.
 type limit struct {
-	suffix      string // of the stream's name
-	field, flag string
-	value       int64  // as it is asked for
-	least       int64  // with less, what may be stored does not fit an empty stream
-	largest     string // what takes that much
-	optional    bool   // there may be none
-	messages    string // what bounds the stream's messages, "" without one
+	suffix   string // of the stream's name
+	field    string // of InitConfig
+	flag     string
+	messages string // the flag of what bounds the stream's messages, "" without one
+	value    int64  // as it is asked for
+	optional bool   // there may be none
+	least    int64  // with less, what may be stored does not fit an empty stream
+	largest  string // what takes that much
 }
 
 // storedExtra is more than a stored message takes beside its headers and its body: the
@@ -25,12 +26,22 @@ const storedExtra = 1 << 10
 // limits are those of section 2, with what c asks for.
 func (c InitConfig) limits() []limit {
 	return []limit{
-		{"_JOBS", "MaxJobBytes", "--max-job-bytes", c.MaxJobBytes, maxJobMsgBytes + storedExtra, "one largest job", false, "--max-jobs"},
-		{"_TASKS", "MaxFrameBytes", "--max-frame-bytes", c.MaxFrameBytes, protocol.MaxFrameBytes + storedExtra, "one largest frame", true, ""},
-		{"-delegations", "MaxLedgerBytes", "--max-ledger-bytes", c.MaxLedgerBytes, maxRecordBytes + storedExtra, "one largest record", true, ""},
 		{
-			"-results", "MaxResultBytes", "--max-result-bytes", c.MaxResultBytes,
-			protocol.MaxOutputBytes + protocol.MaxOutputBytes/chunkBytes*storedExtra, "one result of all the output that is kept", true, "",
+			suffix: "_JOBS", field: "MaxJobBytes", flag: "--max-job-bytes", messages: "--max-jobs", value: c.MaxJobBytes,
+			least: maxJobMsgBytes + storedExtra, largest: "one largest job",
+		},
+		{
+			suffix: "_TASKS", field: "MaxFrameBytes", flag: "--max-frame-bytes", value: c.MaxFrameBytes, optional: true,
+			least: protocol.MaxFrameBytes + storedExtra, largest: "one largest frame",
+		},
+		{
+			suffix: "-delegations", field: "MaxLedgerBytes", flag: "--max-ledger-bytes", value: c.MaxLedgerBytes, optional: true,
+			least: maxRecordBytes + storedExtra, largest: "one largest record",
+		},
+		{
+			suffix: "-results", field: "MaxResultBytes", flag: "--max-result-bytes", value: c.MaxResultBytes, optional: true,
+			least:   protocol.MaxOutputBytes + protocol.MaxOutputBytes/chunkBytes*storedExtra,
+			largest: "one result of all the output that is kept",
 		},
 	}
 }

@@ -151,40 +151,39 @@ func (b *Bus) writeMeta(ctx context.Context, o object, after uint64) (uint64, er
 	return b.store(ctx, b.frames, objStream(o.info.Bucket), m)
 }
 
-// copyObject writes an object's bytes to w and checks their digest. Chunks that
-// are not readable yet are waited for, at most 2 s without any progress. Missing
-// bytes are errNotStored, wrong ones [ErrDigestMismatch]; w may have got some
-// then.
-func (b *Bus) copyObject(ctx context.Context, o object, digest protocol.Digest, w io.Writer) error {
-	hash, written, next := sha256.New(), uint64(0), uint64(1)
+// copyObject writes an object's bytes to w, gives how many, and checks their digest.
+// Chunks that are not readable yet are waited for, at most 2 s without any progress.
+// Missing bytes are errNotStored, wrong ones [ErrDigestMismatch].
+func (b *Bus) copyObject(ctx context.Context, o object, digest protocol.Digest, w io.Writer) (written uint64, err error) {
+	hash, next := sha256.New(), uint64(1)
 	progress := time.Now()
 	for written < o.info.Size {
 		for chunk, err := range b.scan(ctx, b.frames, objStream(o.info.Bucket), chunkSubject(o.info.Bucket, o.info.NUID), next) {
 			if err != nil {
-				return err
+				return written, err
 			}
 			if written += uint64(len(chunk.data)); written > o.info.Size {
-				return fmt.Errorf("%w: %s in %s has more than its %d bytes", ErrDigestMismatch, o.info.Name, o.info.Bucket, o.info.Size)
+				return written, fmt.Errorf("%w: %s in %s has more than its %d bytes", ErrDigestMismatch, o.info.Name, o.info.Bucket, o.info.Size)
 			}
 			hash.Write(chunk.data) // a hash never fails
 			if _, err := w.Write(chunk.data); err != nil {
-				return fmt.Errorf("writing %s: %w", o.info.Name, err)
+				return written, fmt.Errorf("writing %s: %w", o.info.Name, err)
 			}
 			next, progress = chunk.seq+1, time.Now()
 		}
 		if written < o.info.Size {
 			if time.Since(progress) > staleWait {
-				return fmt.Errorf("%w: %d of %d bytes of %s in %s", errNotStored, written, o.info.Size, o.info.Name, o.info.Bucket)
+				return written, fmt.Errorf("%w: %d of %d bytes of %s in %s", errNotStored, written, o.info.Size, o.info.Name, o.info.Bucket)
 			}
 			if err := pause(ctx, staleEvery); err != nil {
-				return err
+				return written, err
 			}
 		}
 	}
 	if got := protocol.Digest("sha256:" + hex.EncodeToString(hash.Sum(nil))); got != digest {
-		return fmt.Errorf("%w: %s in %s has %s, not %s", ErrDigestMismatch, o.info.Name, o.info.Bucket, got, digest)
+		return written, fmt.Errorf("%w: %s in %s has %s, not %s", ErrDigestMismatch, o.info.Name, o.info.Bucket, got, digest)
 	}
-	return nil
+	return written, nil
 }
 
 // replaceObject writes content over an object some of whose chunks are gone, and

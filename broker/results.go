@@ -48,7 +48,7 @@ func (b *Bus) FetchResult(ctx context.Context, result protocol.ResultObject, w i
 		return fmt.Errorf("%w: result %s has %d bytes, not %d", ErrDigestMismatch, result.Name, o.info.Size, result.Size)
 	}
 	if err == nil {
-		err = b.copyObject(ctx, o, digest, w)
+		_, err = b.copyObject(ctx, o, digest, w)
 	}
 	if errors.Is(err, errNotStored) {
 		return fmt.Errorf("%w: %s: results are kept for 7 days", ErrResultMissing, result.Name)

@@ -76,12 +76,12 @@ func closeAgain(f *os.File) error {
 // dataPipes are the worker's end of what goes both ways, and the files of the
 // process's end.
 func dataPipes() (*duplex, []*os.File, error) {
-	control, theirIn, err := controlPipe()
+	d, theirIn, err := pipeToProcess()
 	if err != nil {
 		return nil, nil, err
 	}
 	fail := func(err error) (*duplex, []*os.File, error) {
-		return nil, nil, errors.Join(err, control.Close(), theirIn.Close())
+		return nil, nil, errors.Join(err, d.Close(), theirIn.Close())
 	}
 	fds, err := newPipeFiles()
 	if err != nil {
@@ -92,12 +92,13 @@ func dataPipes() (*duplex, []*os.File, error) {
 		return fail(errors.Join(err, unix.Close(fds[1])))
 	}
 	in.setPatience(workerPatience)
-	return &duplex{in: in, out: control.out}, []*os.File{theirIn, os.NewFile(uintptr(fds[1]), "to the worker")}, nil
+	d.in = in
+	return d, []*os.File{theirIn, os.NewFile(uintptr(fds[1]), "to the worker")}, nil
 }
 
-// controlPipe is the worker's end of what goes to the process alone, and the file of
+// pipeToProcess is the worker's end of what goes to the process alone, and the file of
 // the process's end.
-func controlPipe() (*duplex, *os.File, error) {
+func pipeToProcess() (*duplex, *os.File, error) {
 	fds, err := newPipeFiles()
 	if err != nil {
 		return nil, nil, err

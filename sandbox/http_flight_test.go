@@ -300,7 +300,7 @@ func TestHostileProcesses(t *testing.T) {
 			})
 			run := spec(t, wat(t, `(module (memory (export "memory") 1) (func (export "_start")))`))
 			run.Network.Allow = allow(t, url, endless.URL)
-			run.Limits.DeadlineSeconds = 120 // 24 MiB take their time on a busy machine
+			run.Limits.DeadlineSeconds = 30
 			end := s.Run(t.Context(), run, func(protocol.Event) {})
 			if text := end.Message + end.Trap + end.Stdout; end.Kind != test.kind || !strings.Contains(text, test.says) {
 				t.Errorf("Run = %+v, want %s and %q", end, test.kind, test.says)

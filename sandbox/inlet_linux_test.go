@@ -6,11 +6,15 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"starling/testenv"
 )
 
 // inletOf is the reading end of a pipe and the file that writes to it. With patience
@@ -85,7 +89,41 @@ func TestNoMessageIsOverlooked(t *testing.T) {
 	}
 }
 
-// TestAReaderHearsOfTheEnd: the other side's, its own, and that of its time.
+// reading is a Read that is under way.
+type reading struct {
+	id  string // of its goroutine, as stacks name it
+	err chan error
+}
+
+func startReading(in *inlet) *reading {
+	r, ids := &reading{err: make(chan error, 1)}, make(chan string)
+	go func() {
+		var stack [64]byte
+		id, _, _ := strings.Cut(string(stack[:runtime.Stack(stack[:], false)]), " [")
+		ids <- id
+		_, err := in.Read(make([]byte, 1))
+		r.err <- err
+	}()
+	r.id = <-ids
+	return r
+}
+
+// await returns once it waits for something to read, or did.
+func (r *reading) await(t *testing.T) {
+	t.Helper()
+	all := make([]byte, 4<<20)
+	testenv.EventuallyTrue(t, 30*time.Second, "the reader waits", func() bool {
+		for stack := range strings.SplitSeq(string(all[:runtime.Stack(all, true)]), "\n\n") {
+			if strings.HasPrefix(stack, r.id+" [") {
+				return strings.Contains(stack, "(*inlet).await")
+			}
+		}
+		return len(r.err) > 0
+	})
+}
+
+// TestAReaderHearsOfTheEnd: the other side's, its own, and that of its time, before it
+// reads and while it waits.
 func TestAReaderHearsOfTheEnd(t *testing.T) {
 	t.Parallel()
 	ends := map[string]struct {
@@ -101,20 +139,30 @@ func TestAReaderHearsOfTheEnd(t *testing.T) {
 	for way, p := range waysToWait {
 		p.most = min(p.most, 10*time.Millisecond)
 		for name, c := range ends {
+			check := func(t *testing.T, err error) {
+				t.Helper()
+				if err == nil || c.want != nil && !errors.Is(err, c.want) {
+					t.Errorf("Read = %v, want %v", err, c.want)
+				}
+			}
 			t.Run(fmt.Sprintf("%s %s", name, way), func(t *testing.T) {
 				t.Parallel()
 				in, out := inletOf(t, p)
-				got := make(chan error, 1)
-				go func() {
-					_, err := in.Read(make([]byte, 1))
-					got <- err
-				}()
+				r := startReading(in)
+				r.await(t)
 				if err := c.end(in, out); err != nil {
 					t.Fatal(err)
 				}
-				if err := <-got; err == nil || c.want != nil && !errors.Is(err, c.want) {
-					t.Errorf("Read = %v, want %v", err, c.want)
+				check(t, <-r.err)
+			})
+			t.Run(fmt.Sprintf("%s before, %s", name, way), func(t *testing.T) {
+				t.Parallel()
+				in, out := inletOf(t, p)
+				if err := c.end(in, out); err != nil {
+					t.Fatal(err)
 				}
+				_, err := in.Read(make([]byte, 1))
+				check(t, err)
 			})
 		}
 	}
@@ -167,6 +215,8 @@ func TestWordsThatAreReadAway(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			defer again.Close()
+			var stolen atomic.Int64
 			stop := make(chan struct{})
 			var thief sync.WaitGroup
 			thief.Go(func() {
@@ -181,9 +231,19 @@ func TestWordsThatAreReadAway(t *testing.T) {
 						return
 					}
 					_ = again.SetReadDeadline(time.Now().Add(time.Millisecond))
-					_, _ = again.Read(b) // it may be too late
+					if n, _ := again.Read(b); n > 0 { // it may be too late
+						stolen.Add(1)
+					}
 				}
 			})
+			defer thief.Wait()
+			defer close(stop)
+			for err == nil && stolen.Load() < 100 {
+				_, err = in.Read(make([]byte, 1))
+			}
+			if err != nil {
+				t.Fatalf("Read = %v while there is time", err)
+			}
 			if err := in.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
@@ -193,9 +253,6 @@ func TestWordsThatAreReadAway(t *testing.T) {
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("Read = %v, want that its time is over", err)
 			}
-			close(stop)
-			thief.Wait()
-			_ = again.Close()
 		})
 	}
 }

@@ -286,7 +286,7 @@ func (p *process) openSlots(h hello) (theirs []*os.File, err error) {
 		if h.Run == nil {
 			continue
 		}
-		control, file, err := controlPipe()
+		control, file, err := pipeToProcess()
 		if err != nil {
 			return theirs, err
 		}

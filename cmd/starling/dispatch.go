@@ -195,7 +195,7 @@ func (a *app) followed(ctx context.Context, bus *broker.Bus, job protocol.Job, r
 	defer watch.Close()
 	shown := &firstFrame{shower: newShower(a.out, a.err, asJSON)}
 	defer a.whileSilent(ctx, bus, rec, &shown.seen)()
-	_, err = follow(ctx, bus, watch, shown, a.out)
+	_, err = follow(ctx, bus, watch, shown)
 	return err
 }
 

@@ -202,7 +202,7 @@ func (a *app) dispatchAndFollow(ctx context.Context, fleet *fleet, job protocol.
 	}
 	following := make(chan error, 1)
 	go func() {
-		_, err := follow(ctx, fleet.bus, watch, newShower(a.out, a.err, asJSON), a.out)
+		_, err := follow(ctx, fleet.bus, watch, newShower(a.out, a.err, asJSON))
 		following <- err
 	}()
 	var canceling sync.WaitGroup

@@ -21,7 +21,8 @@ import (
 // shower prints what an observer of a task sees.
 type shower interface {
 	printer
-	// failed is why standard output takes no more, or nil.
+	// writer is where it prints, and failed why that takes no more, or nil.
+	writer() io.Writer
 	failed() error
 }
 
@@ -54,7 +55,8 @@ type checkedShower struct {
 	out *checkedOutput
 }
 
-func (s *checkedShower) failed() error { return s.out.err }
+func (s *checkedShower) writer() io.Writer { return s.out }
+func (s *checkedShower) failed() error     { return s.out.err }
 
 // errUnread ends a command that shows a task when its pipe or its terminal is closed.
 var errUnread = errors.New("nobody reads it any more")
@@ -82,13 +84,14 @@ func (o *checkedOutput) Write(p []byte) (int, error) {
 // follow prints a task's frames until its terminal one, which it returns, and a
 // response that was too large for its frame from the object store. It ends when
 // nobody reads what it prints any more.
-func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out io.Writer) (*protocol.ReceivedFrame, error) {
+func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower) (*protocol.ReceivedFrame, error) {
 	var last *protocol.ReceivedFrame
 	for {
 		event, err := w.Next(ctx)
 		if errors.Is(err, io.EOF) {
 			if object := s.cut(); object != nil {
-				return last, showWhole(ctx, bus, *object, out)
+				err := showWhole(ctx, bus, *object, s.writer())
+				return last, cmp.Or(s.failed(), err)
 			}
 			return last, nil
 		}
@@ -110,16 +113,14 @@ func follow(ctx context.Context, bus *broker.Bus, w *broker.Watch, s shower, out
 // showWhole prints a response out of the object store, or says where it is to an
 // observer who may not read it.
 func showWhole(ctx context.Context, bus *broker.Bus, object protocol.ResultObject, out io.Writer) error {
-	checked := &checkedOutput{Writer: out, terminal: terminal(out)}
-	text := &printableWriter{out: checked}
+	text := &printableWriter{out: out}
 	err := errors.Join(bus.FetchResult(ctx, object, text), text.Close())
 	if errors.Is(err, broker.ErrDenied) {
-		_, err = fmt.Fprintf(checked, "(the result, %d bytes, is the object %s of the bucket %s, which this user may not read)\n",
+		_, err := fmt.Fprintf(out, "(the result, %d bytes, is the object %s of the bucket %s, which this user may not read)\n",
 			object.Size, printable(object.Name), printable(object.Bucket))
-	} else {
-		err = errors.Join(err, line(checked))
+		return err
 	}
-	return cmp.Or(checked.err, err)
+	return errors.Join(err, line(out))
 }
 
 // line ends a line.

@@ -88,11 +88,11 @@ func TestATerminalThatGoesIsAnInterrupt(t *testing.T) {
 	f := testFleet(t, func(c *fleetConfig) { c.worker.DrainTimeout = 100 * time.Millisecond }) // its guests do not end
 	o := operator{t, f.server.ClientURL()}
 	o.must("capsule", "push", agent(t, protocol.OutputEvents))
-	waiting := strings.TrimSpace(o.must("dispatch", "agent@1.0.0", "--task", "again"))
+	waiting := strings.TrimSpace(o.must("dispatch", "agent@1.0.0", "--task", "endless"))
 	for name, args := range map[string][]string{
 		"watch":                 {"watch", waiting, "--url", o.url},
-		"dispatch":              {"dispatch", "agent@1.0.0", "--task", "again", "--follow", "--url", o.url},
-		"run":                   runArgs(t, "run", agent(t, protocol.OutputEvents), "--task", "again", "--cancel-grace", "100ms"),
+		"dispatch":              {"dispatch", "agent@1.0.0", "--task", "endless", "--follow", "--url", o.url},
+		"run":                   runArgs(t, "run", agent(t, protocol.OutputEvents), "--task", "endless", "--cancel-grace", "100ms"),
 		"run of one that talks": runArgs(t, "run", agent(t, protocol.OutputEvents), "--task", "chatty 100000000 8", "--cancel-grace", "100ms", "--drain-timeout", "10m"),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -83,7 +83,7 @@ func (a *app) watch(ctx context.Context, bus *broker.Bus, ref delegationRef, liv
 		}
 	})
 	defer nothing.Stop()
-	last, err := follow(ctx, bus, watch, notice, a.out)
+	last, err := follow(ctx, bus, watch, notice)
 	if err != nil {
 		return interrupted(ctx, err)
 	}
@@ -224,7 +224,7 @@ func (a *app) resultText(ctx context.Context, bus *broker.Bus, rec protocol.Reco
 			return err
 		}
 		defer watch.Close()
-		if _, err := follow(ctx, bus, watch, keep, a.out); err != nil {
+		if _, err := follow(ctx, bus, watch, keep); err != nil {
 			return err
 		}
 	}
@@ -247,4 +247,5 @@ func (s *responseShower) frame(f *protocol.ReceivedFrame) {
 
 func (s *responseShower) hole(*broker.Hole)           {}
 func (s *responseShower) cut() *protocol.ResultObject { return nil }
+func (s *responseShower) writer() io.Writer           { return io.Discard }
 func (s *responseShower) failed() error               { return nil }

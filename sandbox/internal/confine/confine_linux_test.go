@@ -123,21 +123,21 @@ func attempts(dir, listener string, held *os.File, parent uintptr) map[string]fu
 		"no: be traced":            raw(unix.SYS_PRCTL, unix.PR_SET_PTRACER, parent),
 		"no: a FIFO":               raw(unix.SYS_MKNODAT),
 
-		"ok: copy a descriptor":       fcntl(unix.F_DUPFD_CLOEXEC, 0),
-		"ok: set a descriptor's flag": fcntl(unix.F_SETFL, unix.O_NONBLOCK|unix.O_APPEND),
-		"ok: seal memory":             sealMemory,
-		"no: own a socket's signals":  fcntl(unix.F_SETOWN, parent),
-		"no: for a group":             fcntl(unix.F_SETOWN, -parent),
-		"no: for a thread":            func() error { return ownByThread(parent) },
-		"no: with another bit":        fcntl(ignored|unix.F_SETOWN, parent),
-		"no: by ioctl":                ioctl(fiosetown),
-		"no: for a group by ioctl":    ioctl(unix.SIOCSPGRP),
-		"no: choose the signal":       fcntl(unix.F_SETSIG, uintptr(unix.SIGTERM)),
-		"no: ask for signals":         fcntl(unix.F_SETFL, unix.O_ASYNC),
-		"no: ask with other flags":    fcntl(unix.F_SETFL, ignored|unix.O_ASYNC|unix.O_NONBLOCK),
-		"no: ask by ioctl":            ioctl(fioasync),
-		"no: ask for a directory's":   func() error { return notify(in("write")) },
-		"no: hold up an opener":       raw(unix.SYS_FCNTL, held.Fd(), unix.F_SETLEASE, unix.F_RDLCK),
+		"ok: copy a descriptor":         fcntl(unix.F_DUPFD_CLOEXEC, 0),
+		"ok: set a descriptor's flag":   fcntl(unix.F_SETFL, unix.O_NONBLOCK|unix.O_APPEND),
+		"ok: seal memory":               sealMemory,
+		"EPERM: own a socket's signals": fcntl(unix.F_SETOWN, parent),
+		"EPERM: for a group":            fcntl(unix.F_SETOWN, -parent),
+		"EPERM: for a thread":           func() error { return ownByThread(parent) },
+		"EPERM: with another bit":       fcntl(ignored|unix.F_SETOWN, parent),
+		"EPERM: by ioctl":               ioctl(fiosetown),
+		"EPERM: for a group by ioctl":   ioctl(unix.SIOCSPGRP),
+		"EPERM: choose the signal":      fcntl(unix.F_SETSIG, uintptr(unix.SIGTERM)),
+		"EPERM: ask for signals":        fcntl(unix.F_SETFL, unix.O_ASYNC),
+		"EPERM: ask with other flags":   fcntl(unix.F_SETFL, ignored|unix.O_ASYNC|unix.O_NONBLOCK),
+		"EPERM: ask by ioctl":           ioctl(fioasync),
+		"EPERM: ask for a directory's":  func() error { return notify(in("write")) },
+		"EPERM: hold up an opener":      raw(unix.SYS_FCNTL, held.Fd(), unix.F_SETLEASE, unix.F_RDLCK),
 	}
 }
 
@@ -297,6 +297,9 @@ func TestAConfinedProcessCannotDoMoreThanItMay(t *testing.T) {
 	for name, text := range got.Results {
 		if may := strings.HasPrefix(name, "ok: "); may != (text == "") {
 			t.Errorf("%s: %q", name, text)
+		}
+		if strings.HasPrefix(name, "EPERM: ") && !strings.Contains(text, unix.EPERM.Error()) {
+			t.Errorf("%s: %q, want it refused by the filter", name, text)
 		}
 	}
 	if len(got.Results) < 55 {

@@ -63,8 +63,8 @@ func known(names ...string) []string {
 // fcntls are the commands of fcntl that take any argument: copies and flags of
 // descriptors, and the seals of the engine's memory images. There is none by which
 // the kernel signals for a process (F_SETOWN, F_SETOWN_EX, F_SETSIG, F_NOTIFY), nor
-// a lease, for which whoever opens the file has to wait. They are listed, and those
-// not refused by name: the kernel looks at half the bits of a command, the filter at all.
+// a lease, for which whoever opens the file has to wait. A list of those that are
+// refused would not do: the kernel reads 32 bits of a command and the filter 64.
 var fcntls = []uint64{
 	unix.F_DUPFD, unix.F_DUPFD_CLOEXEC, unix.F_GETFD, unix.F_SETFD, unix.F_GETFL, unix.F_ADD_SEALS, unix.F_GET_SEALS,
 }

@@ -13,40 +13,48 @@ const (
 	subTableGrow = 15
 )
 
-// instruction skips one instruction and says which: its opcode, for table.grow the
-// table, for br_table the number of targets, for call the function, for
-// call_indirect the type, and for a block whose type is not written out the type, with
-// sub 1. An instruction of a proposal that the engine does not
-// run sets bad.
+// instruction is one of a function's, as far as somebody looks at it.
+type instruction struct {
+	op    byte
+	sub   uint32 // of an opcode that is a prefix
+	index uint32 // of the function of call, the type of call_indirect, the memory of memory.grow, the table of table.grow
+	// targets are how many br_table has beside its default.
+	targets uint32
+	// typed is a block whose type is the one of index, and not written out.
+	typed bool
+}
+
+// instruction skips one instruction and says which. One of a proposal that the engine
+// does not run sets bad.
 //
 // Source: WebAssembly 2.0, section 5.4, and the relaxed SIMD proposal.
-func (r *reader) instruction() (op byte, sub, index uint32) {
-	op = r.byte()
-	switch {
+func (r *reader) instruction() instruction {
+	in := instruction{op: r.byte()}
+	switch op := in.op; {
 	case op <= 0x01, op == 0x05, op == 0x0b, op == 0x0f, op == 0x1a, op == 0x1b, op == 0xd1,
 		op >= 0x45 && op <= 0xc4:
 	case op >= opBlock && op <= opIf:
-		sub, index = r.blockType()
+		in.index, in.typed = r.blockType()
 	case op == 0xd0: // ref.null
 		r.skipSigned(5)
 	case op == opCall:
-		index = r.u32()
+		in.index = r.u32()
 	case op == 0x0c, op == 0x0d, op >= 0x20 && op <= 0x26, op == 0xd2:
 		r.u32()
 	case op == opBrTable:
-		index = r.u32()
-		for n := uint64(index) + 1; n > 0 && !r.bad; n-- {
+		in.targets = r.u32()
+		for n := uint64(in.targets) + 1; n > 0 && !r.bad; n-- {
 			r.u32()
 		}
 	case op == opCallTable:
-		index = r.u32()
+		in.index = r.u32()
 		r.u32()
 	case op == 0x1c: // select with types
 		r.bytes(r.u32())
 	case op >= 0x28 && op <= 0x3e:
 		r.memarg()
 	case op == 0x3f, op == opMemoryGrow:
-		index = uint32(r.byte())
+		in.index = uint32(r.byte())
 	case op == 0x41:
 		r.skipSigned(5)
 	case op == 0x42:
@@ -56,13 +64,13 @@ func (r *reader) instruction() (op byte, sub, index uint32) {
 	case op == 0x44:
 		r.bytes(8)
 	case op == opPrefixFC:
-		sub, index = r.instructionFC()
+		in.sub, in.index = r.instructionFC()
 	case op == opPrefixFD:
 		r.instructionFD()
 	default:
 		r.bad = true
 	}
-	return op, sub, index
+	return in
 }
 
 func (r *reader) instructionFC() (sub, index uint32) {
@@ -116,13 +124,13 @@ func (r *reader) memarg() {
 type Code struct {
 	// BranchTargets is how many targets the largest br_table has.
 	BranchTargets uint32
-	// Values is how many values the compiler makes of one function, at most; that it
-	// makes one for a local where ways of the code join is not in it.
+	// Values is how many values the compiler makes of one function, at most. Those
+	// that it makes for locals where ways of the code join are not counted.
 	Values uint64
 }
 
 // valuesPerByte is more than the compiler makes of any instruction but those that
-// [Module.values] looks at: 3 of the one byte of i32.eqz, some 30 of call_indirect.
+// [Module.function] looks at: 3 of the one byte of i32.eqz, some 30 of call_indirect.
 const valuesPerByte = 10
 
 // Code measures all functions. It reads no further in one than to an instruction of a
@@ -143,23 +151,24 @@ func (m *Module) Code() Code {
 	return most
 }
 
+// function measures one.
 func (m *Module) function(body []byte) Code {
 	c := Code{Values: valuesPerByte * uint64(len(body))}
 	r := reader{rest: body}
 	r.locals()
 	for len(r.rest) > 0 && !r.bad {
-		op, sub, index := r.instruction()
+		in := r.instruction()
 		switch {
 		case r.bad:
-		case op == opBrTable:
-			c.BranchTargets = max(c.BranchTargets, index)
-		case op >= opBlock && op <= opIf && sub == 1:
-			t := m.typeAt(index)
+		case in.op == opBrTable:
+			c.BranchTargets = max(c.BranchTargets, in.targets)
+		case in.typed:
+			t := m.typeAt(in.index)
 			c.Values += uint64(2*t.params + t.results) // twice, for what else has them too
-		case op == opCall && uint64(index) < uint64(len(m.funcTypes)):
-			c.Values += uint64(m.typeAt(m.funcTypes[index]).results)
-		case op == opCallTable:
-			c.Values += uint64(m.typeAt(index).results)
+		case in.op == opCall && uint64(in.index) < uint64(len(m.funcTypes)):
+			c.Values += uint64(m.typeAt(m.funcTypes[in.index]).results)
+		case in.op == opCallTable:
+			c.Values += uint64(m.typeAt(in.index).results)
 		}
 	}
 	return c
@@ -173,13 +182,14 @@ func (m *Module) typeAt(index uint32) signature {
 	return m.types[index]
 }
 
-// blockType reads the type of a block: known is 1 when it is that of index.
-func (r *reader) blockType() (known, index uint32) {
+// blockType reads the type of a block, which is the one of index unless it is written
+// out.
+func (r *reader) blockType() (index uint32, typed bool) {
 	if len(r.rest) > 0 && r.rest[0]&0xc0 == 0x40 { // negative: a value's type, or none
 		r.byte()
-		return 0, 0
+		return 0, false
 	}
-	return 1, r.u32()
+	return r.u32(), true
 }
 
 // locals skips what a function declares before its instructions.

@@ -106,13 +106,13 @@ func (w *instrumenter) rewriteBody(body []byte) []byte {
 	copied := 0
 	for len(r.rest) > 0 && !r.bad {
 		at := len(body) - len(r.rest)
-		op, sub, index := r.instruction()
+		in := r.instruction()
 		var helper uint32
 		switch {
-		case op == opMemoryGrow && index == 0 && len(w.module.Memories) == 1:
+		case in.op == opMemoryGrow && in.index == 0 && len(w.module.Memories) == 1:
 			helper = w.memoryHelper()
-		case op == opPrefixFC && sub == subTableGrow && uint64(index) < uint64(len(w.module.Tables)):
-			helper = w.tableHelper(index)
+		case in.op == opPrefixFC && in.sub == subTableGrow && uint64(in.index) < uint64(len(w.module.Tables)):
+			helper = w.tableHelper(in.index)
 		default:
 			continue
 		}

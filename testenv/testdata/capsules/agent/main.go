@@ -61,9 +61,7 @@ var behaviours = map[string]func(task string, args []string){
 	// stubborn says that it is ready and never stops.
 	"stubborn": func(string, []string) {
 		guest.Note("ready")
-		for n := 0; ; n++ {
-			_ = n
-		}
+		forever()
 	},
 	// again waits for ever in the first attempt and ends in any later one.
 	"again": func(string, []string) {
@@ -71,9 +69,12 @@ var behaviours = map[string]func(task string, args []string){
 			return
 		}
 		guest.TextDelta("waiting")
-		for n := 0; ; n++ {
-			_ = n
-		}
+		forever()
+	},
+	// endless says that it waits, in any attempt, and never stops.
+	"endless": func(string, []string) {
+		guest.TextDelta("waiting")
+		forever()
 	},
 	// nap MILLISECONDS sleeps and prints "rested".
 	"nap": func(_ string, args []string) {
@@ -176,6 +177,13 @@ var behaviours = map[string]func(task string, args []string){
 	// end RESULT ends the turn; failed KIND MESSAGE fails it.
 	"end":    func(_ string, args []string) { guest.TurnEnd(strings.Join(args, " ")) },
 	"failed": func(_ string, args []string) { guest.TurnFailed(guest.FailureKind(args[0]), args[1]) },
+}
+
+// forever keeps a processor busy.
+func forever() {
+	for n := 0; ; n++ {
+		_ = n
+	}
 }
 
 // hostile prints what came of each try; it goes on after failures.
