@@ -17,9 +17,7 @@ import (
 // two looks.
 func TestRunInterruptedAtItsStart(t *testing.T) {
 	t.Parallel()
-	heard := make(chan os.Signal, 1)
-	signal.Notify(heard, syscall.SIGHUP) // programs inherit what nohup(1) ignores, and not what is heard
-	t.Cleanup(func() { signal.Stop(heard) })
+	hangupsAreHeard(t)
 	for _, by := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
 		t.Run(by.String(), func(t *testing.T) {
 			t.Parallel()
@@ -60,4 +58,13 @@ func TestRunSaysWhatAnInterruptDoes(t *testing.T) {
 	if status := exitCode(process.ended(t)); status != exitInterrupted {
 		t.Errorf("status = %d, want %d\n%s", status, exitInterrupted, errs.String())
 	}
+}
+
+// hangupsAreHeard by the programs that the test starts, also under nohup(1): they
+// inherit what is ignored, and not what is heard.
+func hangupsAreHeard(t *testing.T) {
+	t.Helper()
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(heard) })
 }

@@ -85,6 +85,7 @@ func TestFollowEndsWhenNobodyReads(t *testing.T) {
 // signal and the first write that fails come one after the other.
 func TestATerminalThatGoesIsAnInterrupt(t *testing.T) {
 	t.Parallel()
+	hangupsAreHeard(t)
 	f := testFleet(t, func(c *fleetConfig) { c.worker.DrainTimeout = 100 * time.Millisecond }) // its guests do not end
 	o := operator{t, f.server.ClientURL()}
 	o.must("capsule", "push", agent(t, protocol.OutputEvents))
