@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 
+	"starling/protocol"
 	"starling/sandbox/internal/egress"
 )
 
@@ -83,6 +84,10 @@ func HostileProcess(how, hanging, endless string) int {
 	case "a handle twice":
 		p.request(1, hanging, "")
 		p.request(1, hanging, "")
+	case "events without an end":
+		for {
+			p.must(data.send(msgEvent, func(e *encoder) { encodeEvent(e, &protocol.Event{Kind: protocol.EventUsage}) }))
+		}
 	case "answers that are not read":
 		p.request(1, endless, "")
 		for {

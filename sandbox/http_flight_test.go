@@ -16,6 +16,7 @@ import (
 	"starling/protocol"
 	"starling/sandbox"
 	"starling/sandbox/internal/egress"
+	"starling/testenv"
 )
 
 // TestHostileRequests is what a guest hears whose pointers, handles and bytes make
@@ -290,12 +291,8 @@ func TestHostileProcesses(t *testing.T) {
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			self, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
 			s := newSupervisor(t, func(c *sandbox.ProcessConfig) {
-				c.Command = []string{self, "hostile", how, url, endless.URL}
+				c.Command = hostileProcess(t, how, url, endless.URL)
 				c.KillAfter = 100 * time.Millisecond
 			})
 			run := spec(t, wat(t, `(module (memory (export "memory") 1) (func (export "_start")))`))
@@ -306,5 +303,32 @@ func TestHostileProcesses(t *testing.T) {
 				t.Errorf("Run = %+v, want %s and %q", end, test.kind, test.says)
 			}
 		})
+	}
+}
+
+func hostileProcess(t *testing.T, how, hanging, endless string) []string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{self, "hostile", how, hanging, endless}
+}
+
+// TestAProcessThatTalksOn past its guest's deadline is killed, though an observer that
+// was slow holds it back past that.
+func TestAProcessThatTalksOn(t *testing.T) {
+	t.Parallel()
+	const killAfter = 3 * time.Second
+	s := newSupervisor(t, func(c *sandbox.ProcessConfig) {
+		c.Command = hostileProcess(t, "events without an end", "", "")
+		c.KillAfter = killAfter
+	})
+	run := spec(t, testenv.WAT(t, "noop"))
+	run.Limits.DeadlineSeconds = 1
+	slow := sync.OnceFunc(func() { <-time.After(time.Second + killAfter) })
+	end := s.Run(t.Context(), run, func(protocol.Event) { slow() })
+	if end.Kind != sandbox.ProcessDied || end.Blame != sandbox.BlameGuest || !strings.Contains(end.Message+end.Trap, "it goes on") {
+		t.Errorf("Run = %+v, want a process that was killed because it goes on", end)
 	}
 }

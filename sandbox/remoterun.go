@@ -154,7 +154,8 @@ type remoteRun struct {
 	stopWatcher func()    // nil while there is none: see grown
 	killAt      time.Time // the process is killed unless it says something by then
 	stopping    error     // why the guest was told to stop
-	late        int       // messages after that
+	overdue     time.Time // its deadline and the time to keep it
+	late        int       // messages after either
 }
 
 // run returns an error when the guest did not start and might in another process.
@@ -286,8 +287,9 @@ func (r *remoteRun) started() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.begun = time.Now()
+	r.overdue = r.begun.Add(time.Duration(r.spec.Limits.DeadlineSeconds)*time.Second + r.s.cfg.KillAfter)
 	if r.stopping == nil {
-		r.kill(r.begun.Add(time.Duration(r.spec.Limits.DeadlineSeconds)*time.Second + r.s.cfg.KillAfter))
+		r.kill(r.overdue)
 	}
 }
 
@@ -314,9 +316,9 @@ func (r *remoteRun) heldBack() {
 // against the process's time to stop.
 const slowEmit = 50 * time.Millisecond
 
-// maxLate bounds what a process may still say after it was told to stop: more
-// than a pipe holds.
-const maxLate = 1 << 16
+// maxLate bounds what a process that was held back may still say when its guest
+// should be gone: more messages than the pipe and the buffers at its ends hold.
+const maxLate = 1 << 14
 
 // take handles a message; it gives the ending when that is it.
 func (r *remoteRun) take(kind messageKind, body []byte) (*Ending, error) {
@@ -372,10 +374,11 @@ func hasText(kind protocol.EventKind) bool {
 	return false
 }
 
+// bounded says of a process that its guest should be gone and that it goes on.
 func (r *remoteRun) bounded() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.stopping == nil {
+	if r.stopping == nil && time.Now().Before(r.overdue) {
 		return nil
 	}
 	if r.late++; r.late > maxLate {
