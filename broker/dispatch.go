@@ -287,8 +287,10 @@ func (b *Bus) publishJob(ctx context.Context, m *nats.Msg, job protocol.Job) err
 		case errors.Is(err, ErrUnavailable):
 			unanswered = err
 		case errors.Is(err, errWrongSequence), errors.Is(err, errInFlight):
+		case errors.Is(err, errAtLimit):
+			return fmt.Errorf("%w: %s; or try again later", ErrQueueFull, b.full(b.ns.JobsStream(), err))
 		case errors.Is(err, errStreamFull):
-			return fmt.Errorf("%w: %v: try again later, or raise the limits of stream %s", ErrQueueFull, err, b.ns.JobsStream())
+			return fmt.Errorf("%w: stream %s: %v: try again later", ErrQueueFull, b.ns.JobsStream(), err)
 		case errors.Is(err, errTooLarge):
 			return fmt.Errorf("%w: %v", protocol.ErrJobTooLarge, err)
 		default:

@@ -33,6 +33,7 @@ var (
 	errInFlight      = errors.New("the same message is in flight")
 	errStreamFull    = errors.New("the stream is full")
 	errAtLimit       = fmt.Errorf("%w, by its own limit", errStreamFull)
+	errAtCount       = fmt.Errorf("%w of messages", errAtLimit)
 	errTooLarge      = errors.New("the message is larger than the stream takes")
 )
 
@@ -98,7 +99,10 @@ func storeFailure(api *jetstream.APIError) error {
 		class = errInFlight
 	case codeStoreFailed:
 		class = errStreamFull
-		if strings.HasPrefix(api.Description, "maximum ") { // the code is that of a broken disk too
+		switch { // the code is that of a broken disk too
+		case strings.HasPrefix(api.Description, "maximum messages "):
+			class = errAtCount
+		case strings.HasPrefix(api.Description, "maximum "):
 			class = errAtLimit
 		}
 	case codeTooLarge:

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -60,8 +61,13 @@ func limitOf(stream string) limit {
 // it, what raises it.
 func (b *Bus) full(stream string, err error) string {
 	text := fmt.Sprintf("stream %s: %v", stream, err)
-	if flag := limitOf(stream).flag; flag != "" {
-		text += fmt.Sprintf(": `%s` raises its limit, with more bytes", b.Command("init "+flag))
+	l := limitOf(stream)
+	flag, unit := l.flag, "bytes"
+	if errors.Is(err, errAtCount) {
+		flag, unit = l.messages, "messages"
+	}
+	if flag != "" {
+		text += fmt.Sprintf(": `%s` raises its limit, with more %s", b.Command("init "+flag), unit)
 	}
 	return text
 }

@@ -46,19 +46,24 @@ func (r *refusal) Error() string { return r.why }
 
 // check compares the limits of a run with the ceiling.
 func (c Ceiling) check(l protocol.Limits) error {
+	byDefault := protocol.DefaultLimits()
 	for _, limit := range []struct {
-		key            string
-		asked, allowed int64
+		key                      string
+		asked, allowed, fallback int64
 	}{
-		{"memory_bytes", l.MemoryBytes, c.MemoryBytes},
-		{"table_elements", l.TableElements, c.TableElements},
-		{"instances", l.Instances, c.Instances},
-		{"deadline_seconds", l.DeadlineSeconds, c.DeadlineSeconds},
-		{"workdir_bytes", l.WorkdirBytes, c.WorkdirBytes},
+		{"memory_bytes", l.MemoryBytes, c.MemoryBytes, byDefault.MemoryBytes},
+		{"table_elements", l.TableElements, c.TableElements, byDefault.TableElements},
+		{"instances", l.Instances, c.Instances, byDefault.Instances},
+		{"deadline_seconds", l.DeadlineSeconds, c.DeadlineSeconds, byDefault.DeadlineSeconds},
+		{"workdir_bytes", l.WorkdirBytes, c.WorkdirBytes, byDefault.WorkdirBytes},
 	} {
 		if limit.allowed > 0 && limit.asked > limit.allowed {
-			return &refusal{fmt.Sprintf("capabilities.limits.%s asks for %d and the operator's ceiling is %d",
-				limit.key, limit.asked, limit.allowed)}
+			asked := strconv.FormatInt(limit.asked, 10)
+			if limit.asked == limit.fallback {
+				asked += " (the default of a manifest)"
+			}
+			return &refusal{fmt.Sprintf("capabilities.limits.%s asks for %s and the operator's ceiling (STARLING_CEILING_%s) is %d",
+				limit.key, asked, strings.ToUpper(limit.key), limit.allowed)}
 		}
 	}
 	return nil
@@ -87,8 +92,8 @@ func (c Ceiling) checkNetwork(n protocol.Network) error {
 		address, err := netip.ParseAddr(rule.Host)
 		public := err != nil || sandbox.PublicAddress(address)
 		if (len(c.Network) > 0 || !public) && !(protocol.Network{Allow: c.Network}).Covers(entry) {
-			return &refusal{fmt.Sprintf("capabilities.network.allow asks for %s and the operator's ceiling is %s",
-				entry, cmp.Or(strings.Join(c.Network, ", "), "every public host: others are for STARLING_CEILING_NETWORK to list"))}
+			return &refusal{fmt.Sprintf("capabilities.network.allow asks for %s and the operator's ceiling (STARLING_CEILING_NETWORK) is %s",
+				entry, cmp.Or(strings.Join(c.Network, ", "), "every public host and no other"))}
 		}
 	}
 	return nil
@@ -141,7 +146,7 @@ func (w *Worker) environment(job protocol.Job, manifest protocol.Manifest, sessi
 			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which is not granted (capabilities.env.allow is %s)",
 				name, cmp.Or(strings.Join(allowed, ", "), "empty"))}
 		case credentialShaped(name) && !slices.Contains(w.cfg.Ceiling.CredentialEnv, name):
-			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which looks like a credential; the operator's ceiling does not list it", name)}
+			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which looks like a credential; the operator's ceiling (STARLING_CEILING_CREDENTIAL_ENV) does not list it", name)}
 		}
 		env[name] = job.Env[name]
 	}

@@ -110,14 +110,18 @@ func TestGrantsThatRefuse(t *testing.T) {
 		allow  []string
 		why    string // "": it runs
 	}{
-		"at the ceiling":     {},
-		"memory past it":     {limits: func(l *protocol.Limits) { l.MemoryBytes++ }, why: "capabilities.limits.memory_bytes asks for 1048577 and the operator's ceiling is 1048576"},
-		"deadline past it":   {limits: func(l *protocol.Limits) { l.DeadlineSeconds++ }, why: "capabilities.limits.deadline_seconds asks for 11 and the operator's ceiling is 10"},
-		"directory past it":  {limits: func(l *protocol.Limits) { l.WorkdirBytes++ }, why: "capabilities.limits.workdir_bytes asks for 1048577 and the operator's ceiling is 1048576"},
+		"at the ceiling": {},
+		"memory past it": {limits: func(l *protocol.Limits) { l.MemoryBytes++ }, why: "capabilities.limits.memory_bytes asks for 1048577 and the operator's ceiling (STARLING_CEILING_MEMORY_BYTES) is 1048576"},
+		"what is not said": {
+			limits: func(l *protocol.Limits) { l.MemoryBytes = protocol.DefaultLimits().MemoryBytes },
+			why:    "capabilities.limits.memory_bytes asks for 536870912 (the default of a manifest) and the operator's ceiling (STARLING_CEILING_MEMORY_BYTES) is 1048576",
+		},
+		"deadline past it":   {limits: func(l *protocol.Limits) { l.DeadlineSeconds++ }, why: "capabilities.limits.deadline_seconds asks for 11 and the operator's ceiling (STARLING_CEILING_DEADLINE_SECONDS) is 10"},
+		"directory past it":  {limits: func(l *protocol.Limits) { l.WorkdirBytes++ }, why: "capabilities.limits.workdir_bytes asks for 1048577 and the operator's ceiling (STARLING_CEILING_WORKDIR_BYTES) is 1048576"},
 		"allowed name":       {env: map[string]string{"LANG": "C"}, allow: []string{"LANG"}},
 		"name not allowed":   {env: map[string]string{"LANG": "C"}, allow: []string{"LANGUAGE"}, why: "LANG"},
 		"case matters":       {env: map[string]string{"lang": "C"}, allow: []string{"LANG"}, why: "lang"},
-		"credential-shaped":  {env: map[string]string{"GITHUB_TOKEN": "s3cr3t"}, allow: []string{"GITHUB_TOKEN"}, why: "GITHUB_TOKEN"},
+		"credential-shaped":  {env: map[string]string{"GITHUB_TOKEN": "s3cr3t"}, allow: []string{"GITHUB_TOKEN"}, why: "GITHUB_TOKEN, which looks like a credential; the operator's ceiling (STARLING_CEILING_CREDENTIAL_ENV) does not list it"},
 		"in lower case, too": {env: map[string]string{"db_password": "s3cr3t"}, allow: []string{"db_password"}, why: "db_password"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -172,10 +176,10 @@ func TestAJobNarrowsWhatItsCapsuleGets(t *testing.T) {
 		job     string
 		says    string // of the ending, or the response when it completes
 	}{
-		"a manifest over the ceiling": {capsule: agent, task: "env", job: `{}`, says: "memory_bytes asks for 134217728 and the operator's ceiling is 67108864"},
+		"a manifest over the ceiling": {capsule: agent, task: "env", job: `{}`, says: "memory_bytes asks for 134217728 and the operator's ceiling (STARLING_CEILING_MEMORY_BYTES) is 67108864"},
 		"one table over the ceiling": {
 			capsule: agent, task: "env", job: `{"limits":{"memory_bytes":67108864}}`,
-			says: "table_elements asks for 20000 and the operator's ceiling is 10000",
+			says: "table_elements asks for 20000 and the operator's ceiling (STARLING_CEILING_TABLE_ELEMENTS) is 10000",
 		},
 		"narrowed to the ceiling": {capsule: agent, task: "env", env: map[string]string{"TZ": "UTC"}, job: `{"limits":{` + within + `}}`, says: "TZ=UTC"},
 		"a shorter deadline": {

@@ -69,7 +69,7 @@ func TestCapsulesCallWhatTheyAreGranted(t *testing.T) {
 		},
 		"beyond the ceiling": {
 			network: []string{"db.example.com"}, head: "/\n", status: protocol.StatusCrashed,
-			want: "capabilities.network.allow asks for db.example.com and the operator's ceiling is " + server.URL + ", api.example.com",
+			want: "capabilities.network.allow asks for db.example.com and the operator's ceiling (STARLING_CEILING_NETWORK) is " + server.URL + ", api.example.com",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

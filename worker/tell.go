@@ -116,7 +116,11 @@ func (g *delegation) complete(ctx context.Context, entry broker.Entry, end attem
 	if entry.Record.AttemptsSpent() {
 		g.w.metrics.dead.WithLabelValues(string(protocol.DeadAttemptsSpent)).Inc()
 	}
-	g.log.Info("job settled", "outcome", o.Status, "duration_ms", o.DurationMS, "delivered", o.Delivered)
+	log := g.log
+	if g.job.Spawner.HasAddress() {
+		log = log.With("delivered", o.Delivered)
+	}
+	log.Info("job settled", "outcome", o.Status, "duration_ms", o.DurationMS)
 }
 
 // tell posts the news to the parent's door and writes down how that went. A

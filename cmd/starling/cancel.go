@@ -21,7 +21,7 @@ asked to stop, has the worker's grace (STARLING_CANCEL_GRACE, 10s unless set), a
 is then killed; the command waits until it is gone. The parent that ended it is
 not told at its door.`,
 		Example: "  starling cancel ses_0190.dlg_0190",
-		Args:    exactArgs(1, delegationArg),
+		Args:    oneArg(delegationArg),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := parseDelegation(args[0])
 			if err != nil {

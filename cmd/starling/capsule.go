@@ -34,7 +34,7 @@ Pushing the same again changes nothing, but for putting back what the store has
 lost of the module.
 FILE.wasm and DIR are as for starling run.`,
 		Example: "  starling capsule push sandbox/guest/examples/hello --json",
-		Args:    exactArgs(1, "the capsule: FILE.wasm or DIR"),
+		Args:    oneArg("the capsule: FILE.wasm or DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			capsule, err := a.capsuleAt(cmd.Context(), args[0], as)
 			if err != nil {
@@ -116,7 +116,7 @@ func (a *app) capsuleInspect() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "inspect NAME@VERSION", Short: "Show a capsule's digest and what its manifest asks for",
-		Args: exactArgs(1, "a capsule: NAME@VERSION"),
+		Args: oneArg("a capsule: NAME@VERSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := protocol.ParseCapsuleRef(args[0])
 			if err != nil {
@@ -152,7 +152,7 @@ func (a *app) capsuleRemove() *cobra.Command {
 		Long: `Remove a capsule from the index, and its module when no other capsule is the same
 bytes. Workers that have it keep their copy; queued jobs that pinned it are
 refused by workers that do not.`,
-		Args: exactArgs(1, "a capsule: NAME@VERSION"),
+		Args: oneArg("a capsule: NAME@VERSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := protocol.ParseCapsuleRef(args[0])
 			if err != nil {

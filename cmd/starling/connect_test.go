@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -315,8 +314,7 @@ func everyCommand(t *testing.T, a access, capsule string, flags []string) {
 	dismiss()
 }
 
-// employ starts a worker as a process, which two signals end at once; the
-// returned function does so.
+// employ starts a worker as a process; the returned function ends it.
 func employ(t *testing.T, a access, flags []string) (dismiss func()) {
 	t.Helper()
 	var said output
@@ -324,9 +322,7 @@ func employ(t *testing.T, a access, flags []string) (dismiss func()) {
 		append([]string{"--sandbox", "inprocess", "--log-level", "info"}, flags...)...)
 	return func() {
 		testenv.EventuallyTrue(t, 30*time.Second, "a job is settled", func() bool { return strings.Contains(said.String(), `"job settled"`) })
-		worker.signal(t, syscall.SIGTERM)
-		worker.signal(t, syscall.SIGINT)
-		if err := worker.ended(t); err != nil {
+		if err := worker.insist(t); err != nil {
 			t.Errorf("worker: %v\n%s", err, said.String())
 		}
 		a.hidden(t, "worker", result{err: said.String()})

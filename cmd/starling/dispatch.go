@@ -45,7 +45,7 @@ the result alone. Ctrl-C leaves the delegation to go on. Both end at the deadlin
 when no worker has taken the job by then.`,
 		Example: "  starling dispatch summarizer@1.2.0 --task 'the text' --follow\n" +
 			"  starling dispatch summarizer@1.2.0 --door http://10.0.0.7:7777 < text",
-		Args: exactArgs(1, "the capsule: NAME@VERSION"),
+		Args: oneArg("the capsule: NAME@VERSION"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job, err := a.job(f, args[0])
 			if err != nil {

@@ -94,7 +94,7 @@ func (a *app) listLetters(ctx context.Context, bus *broker.Bus, pool string, asJ
 // letterCommand is a command about the dead letters of one task.
 func (a *app) letterCommand(cmd *cobra.Command, do func(ctx context.Context, bus *broker.Bus, letters []broker.DeadLetter) error) *cobra.Command {
 	var buses busSettings
-	cmd.Args = exactArgs(1, letterArg)
+	cmd.Args = oneArg(letterArg)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := protocol.ValidateName("task", args[0]); err != nil {
 			return &usageError{err}

@@ -27,7 +27,7 @@ process ends. SIGTERM does the same. With --wait the command ends with the
 worker: 0 when it left, 1 when it was lost while it drained, whose tasks another
 worker takes after the ack wait.`,
 		Example: "  starling drain wrk_0190 --wait",
-		Args:    exactArgs(1, "a worker's id, as `starling workers` lists it"),
+		Args:    oneArg("a worker's id, as `starling workers` lists it"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id := protocol.WorkerID(args[0])
 			if err := protocol.ValidateName("worker", args[0]); err != nil {

@@ -52,13 +52,17 @@ func outcomeError(status protocol.Status) error {
 	}
 }
 
-// exactArgs refuses another number of arguments with a sentence.
-func exactArgs(n int, what string) cobra.PositionalArgs {
+// oneArg refuses another number of arguments with a sentence.
+func oneArg(what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) == n {
+		if len(args) == 1 {
 			return nil
 		}
-		return &usageError{fmt.Errorf("%s takes %s; %s", cmd.CommandPath(), what, seeHelp(cmd))}
+		there := ""
+		if len(args) > 1 {
+			there = fmt.Sprintf(", and there are %d arguments", len(args))
+		}
+		return &usageError{fmt.Errorf("%s takes %s%s; %s", cmd.CommandPath(), what, there, seeHelp(cmd))}
 	}
 }
 
@@ -110,8 +114,8 @@ var classes = []struct {
 	{broker.ErrNoDeadLetter, exitNotFound, ""},
 	{broker.ErrWorkerTaken, exitFailure, ""},
 	{broker.ErrResultMissing, exitNotFound, ""},
-	{broker.ErrQueueFull, exitRefused, "an operator raises them with `starling init --max-jobs` and `--max-job-bytes`"},
-	{broker.ErrLedgerFull, exitRefused, ""}, // it names its flag
+	{broker.ErrQueueFull, exitRefused, ""}, // it names its flag, as the next does
+	{broker.ErrLedgerFull, exitRefused, ""},
 	{broker.ErrPoolUnserved, exitRefused, "--allow-unserved queues it all the same"},
 	{broker.ErrPoolUndeclared, exitRefused, ""},
 	{broker.ErrFinal, exitFailure, ""},

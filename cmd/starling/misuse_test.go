@@ -146,6 +146,9 @@ func TestWhatWouldBeIgnoredIsRefused(t *testing.T) {
 		"an argument too few": {
 			[]string{"run"}, []string{"starling run takes the capsule: FILE.wasm or DIR; see starling run --help"},
 		},
+		"one too many": {
+			[]string{"watch", "a", "b"}, []string{"starling watch takes a delegation: ", ", and there are 2 arguments; see starling watch --help"},
+		},
 		"a listen address without a port": {
 			[]string{"door", "--listen", "nonsense"}, []string{"--listen", "HOST:PORT"},
 		},

@@ -46,5 +46,5 @@ func TestRunSaysWhatACapsuleMayNotCall(t *testing.T) {
 	if got.status == exitOK || len(model.Requests()) > 0 {
 		t.Errorf("status = %d with %d requests, want a refusal", got.status, len(model.Requests()))
 	}
-	contains(t, "stderr", got.err, "capabilities.network.allow asks for "+model.Origin()+" and the operator's ceiling is every public host")
+	contains(t, "stderr", got.err, "capabilities.network.allow asks for "+model.Origin()+" and the operator's ceiling (STARLING_CEILING_NETWORK) is every public host")
 }

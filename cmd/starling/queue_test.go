@@ -14,12 +14,17 @@ import (
 func TestAFullQueueIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, limit := range map[string]struct {
-		init broker.InitConfig
-		task string
-		fits int
+		init   broker.InitConfig
+		task   string
+		fits   int
+		advice string
 	}{
-		"by count": {broker.InitConfig{MaxJobs: 3}, "small", 3},
-		"by bytes": {broker.InitConfig{MaxJobBytes: 300_000}, strings.Repeat("x", 90_000), 3},
+		"by count": {broker.InitConfig{MaxJobs: 3}, "small", 3, "`starling init --max-jobs` raises its limit, with more messages; or try again later"},
+		"by bytes": {
+			broker.InitConfig{MaxJobBytes: 300_000},
+			strings.Repeat("x", 90_000), 3,
+			"`starling init --max-job-bytes` raises its limit, with more bytes; or try again later",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -50,7 +55,7 @@ func TestAFullQueueIsRefusedAtOnce(t *testing.T) {
 			if got.status != exitRefused {
 				t.Errorf("a job past the limit: status %d, want %d", got.status, exitRefused)
 			}
-			contains(t, "what is said", got.err, "queue full", "try again later, or raise the limits of stream STARLING_JOBS", "--max-jobs", "--max-job-bytes")
+			contains(t, "what is said", got.err, "queue full: stream STARLING_JOBS: ", limit.advice)
 			if got := starling(t, "", "ps", "--all", "--json", "--url", url); strings.Contains(got.out, "ses_refused") {
 				t.Errorf("a refused delegation is in the ledger:\n%s", got.out)
 			}

@@ -34,7 +34,7 @@ for a line of standard input, so that a secret in it is in no process list. The
 operator's rule for addresses (STARLING_DOOR_ALLOW, STARLING_DOOR_DENY) holds.
 What was not delivered exits 1 and changes nothing.`,
 		Example: "  starling redeliver dlg_0190 --door http://10.0.0.7:7777 --trust trusted",
-		Args:    exactArgs(1, delegationArg),
+		Args:    oneArg(delegationArg),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := parseDelegation(args[0])
 			if err != nil {

@@ -48,7 +48,7 @@ MURMUR_SPAWNER in the environment is the handle of a parent: it is told at its
 door when the task ends.`,
 		Example: "  starling run sandbox/guest/examples/hello --task 'greet the fleet'\n" +
 			"  starling run gojq.wasm --task '{\"a\":1}'",
-		Args: exactArgs(1, "the capsule: FILE.wasm or DIR"),
+		Args: oneArg("the capsule: FILE.wasm or DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("slots") {
 				return &usageError{errors.New("starling run runs one task: --slots is for starling worker")}

@@ -45,7 +45,7 @@ func TestRunMakesRequestsAsGranted(t *testing.T) {
 	}
 
 	got = starling(t, "", args("--secrets", store)...)
-	contains(t, "stderr", got.err, "capabilities.network.allow asks for "+server.URL+" and the operator's ceiling is every public host")
+	contains(t, "stderr", got.err, "capabilities.network.allow asks for "+server.URL+" and the operator's ceiling (STARLING_CEILING_NETWORK) is every public host")
 
 	got = starling(t, "", args("--ceiling-network", server.URL)...)
 	contains(t, "stdout", got.out, `the secret "MODEL" is not granted in the header X-Api-Key`)

@@ -29,7 +29,7 @@ how the task ended, as that of dispatch --wait does. By its task id alone the
 task is watched with an observer's rights, and its last frame tells: then a
 crash and a passed deadline are failures (3).`,
 		Example: "  starling watch ses_0190.dlg_0190 --live",
-		Args:    exactArgs(1, delegationArg),
+		Args:    oneArg(delegationArg),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := parseDelegation(args[0])
 			if err != nil {
@@ -154,7 +154,7 @@ func (a *app) resultCommand() *cobra.Command {
 when it is large, from the object store (kept 7 days). The exit status tells how
 the task ended. With --json it is the member "result" beside the record.`,
 		Example: "  starling result ses_0190.dlg_0190 > answer.txt",
-		Args:    exactArgs(1, delegationArg),
+		Args:    oneArg(delegationArg),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ref, err := parseDelegation(args[0])
 			if err != nil {

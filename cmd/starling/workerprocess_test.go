@@ -66,6 +66,28 @@ func (w *workerProcess) signal(t *testing.T, s syscall.Signal) {
 	}
 }
 
+// insist asks the worker to stop, which waits for its open pulls, and again, which
+// does not, until it has ended. It says how.
+func (w *workerProcess) insist(t *testing.T) error {
+	t.Helper()
+	w.signal(t, syscall.SIGTERM)
+	again := time.NewTicker(sameStop)
+	defer again.Stop()
+	gone := time.After(90 * time.Second)
+	for {
+		select {
+		case err := <-w.done:
+			w.done <- err
+			return err
+		case <-again.C:
+			_ = w.command.Process.Signal(syscall.SIGINT) // it may have ended
+		case <-gone:
+			t.Error("a worker does not end")
+			return nil
+		}
+	}
+}
+
 // ended waits until the worker has ended and says how.
 func (w *workerProcess) ended(t *testing.T) error {
 	t.Helper()
