@@ -24,8 +24,13 @@ const asServer = "GO_TEST_AS_NATS_SERVER"
 // lameDuck is short: the least that the configuration file may say is 30 s.
 const lameDuck = 3 * time.Second
 
-// serve is a server until a signal ends it.
+// serve is a server until a signal ends it, or the test that started it is gone, whose
+// end of standard input is closed then.
 func serve(config string) int {
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
 	options, err := server.ProcessConfigFile(config)
 	if err == nil {
 		options.LameDuckDuration, options.LameDuckGracePeriod = lameDuck, lameDuck/6
@@ -124,6 +129,9 @@ func (s *ServerProcess) Start() {
 	process := s.cfg.Command(self)
 	process.Env = append(os.Environ(), asServer+"="+s.file)
 	process.Stderr = os.Stderr
+	if _, err := process.StdinPipe(); err != nil { // open until this process or that one ends
+		s.t.Fatal(err)
+	}
 	if err := process.Start(); err != nil {
 		s.t.Fatal(err)
 	}
