@@ -22,9 +22,11 @@ type compiled struct {
 	// read reads the module into an engine, as often as that is needed.
 	read func(*wasmtime.Engine) (*wasmtime.Module, error)
 
-	loading       sync.Mutex
-	pooled, plain *form // guarded by loading; nil: not loaded
-	unpoolable    bool  // guarded by loading
+	// A nil form is one that is not loaded. They are set under loading.
+	pooled     []atomic.Pointer[form] // by the number of the pool
+	loading    sync.Mutex
+	plain      *form // guarded by loading
+	unpoolable bool  // guarded by loading
 
 	// Under modules.mu:
 	users int
@@ -49,18 +51,26 @@ func (n *needs) atLeast(m *wasm.Module) {
 	}
 }
 
-// form is the module in the pool or in the plain machine; a module that does not
-// fit the pool is always the latter.
-func (c *compiled) form(m *machines, pooled bool) (*form, error) {
+// form is the module in a pool or, for nil, in the plain machine; a module that does
+// not fit a pool is always the latter.
+func (c *compiled) form(m *machines, p *pool) (*form, error) {
+	if p != nil {
+		if f := c.pooled[p.number].Load(); f != nil {
+			return f, nil
+		}
+	}
 	c.loading.Lock()
 	defer c.loading.Unlock()
-	if pooled && !c.unpoolable {
-		if c.pooled != nil {
-			return c.pooled, nil
+	if p != nil && !c.unpoolable {
+		if f := c.pooled[p.number].Load(); f != nil {
+			return f, nil
 		}
-		var err error
-		if c.pooled, err = m.pool.load(c.path, c.read); err == nil || errors.Is(err, ErrRefused) {
-			return c.pooled, err
+		f, err := p.load(c.path, c.read)
+		if err == nil {
+			c.pooled[p.number].Store(f)
+		}
+		if err == nil || errors.Is(err, ErrRefused) {
+			return f, err
 		}
 	}
 	if c.plain == nil {
@@ -72,7 +82,7 @@ func (c *compiled) form(m *machines, pooled bool) (*form, error) {
 			return nil, err
 		}
 	}
-	if pooled {
+	if p != nil {
 		c.unpoolable = true // and not unreadable: the plain machine took it
 	}
 	return c.plain, nil
@@ -81,7 +91,9 @@ func (c *compiled) form(m *machines, pooled bool) (*form, error) {
 func (c *compiled) free() {
 	c.loading.Lock()
 	defer c.loading.Unlock()
-	c.pooled.free()
+	for i := range c.pooled {
+		c.pooled[i].Load().free()
+	}
 	c.plain.free()
 }
 

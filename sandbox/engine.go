@@ -40,7 +40,8 @@ type Config struct {
 	// Tick is how often guests are asked to stop while one has to; 0 is 5 ms.
 	Tick time.Duration
 	// Guests is how many guests find memory that is ready for them, which makes
-	// them start faster; more run too. 0 is 32. Each takes 4 GiB of address space.
+	// them start faster; more run too. 0 is 32. Each takes 4 GiB of address space. They
+	// are spread over a pool for each processor.
 	Guests int
 	// ResidentBytes is how much of its memory a guest that is gone leaves in place
 	// for the next, cleared; 0 is [DefaultResidentBytes], and -1 none. What a guest

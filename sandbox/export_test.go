@@ -11,7 +11,7 @@ import (
 // NewFloorEngine is the engine's settings without the rest of the product, for
 // benchmarks beside a floor.
 func NewFloorEngine(guests int) *wasmtime.Engine {
-	pool := poolFor(Config{Guests: guests}.withDefaults())
+	pool := poolFor(Config{}.withDefaults(), guests)
 	return newWasmEngine(&pool)
 }
 

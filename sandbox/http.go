@@ -95,7 +95,8 @@ func (x *exchange) ready(headTaken bool) bool {
 	return x.done || len(x.body) > 0 || (x.headed && !headTaken)
 }
 
-// guestHTTP are the requests of one run.
+// guestHTTP are the requests of one run. Most make none: wake and open are nil until
+// the first.
 type guestHTTP struct {
 	requester requester
 	wake      chan struct{}
@@ -111,8 +112,16 @@ type guestExchange struct {
 	sent      int // bytes of the request's body
 }
 
-func newGuestHTTP(r requester) guestHTTP {
-	return guestHTTP{requester: r, wake: make(chan struct{}, 1), open: map[uint32]*guestExchange{}}
+// exchange begins one, with a request's body of so many bytes, and gives its handle.
+func (g *guestHTTP) exchange(sent int) (uint32, *exchange) {
+	if g.open == nil {
+		g.wake, g.open = make(chan struct{}, 1), map[uint32]*guestExchange{}
+	}
+	g.last++
+	x := &exchange{wake: g.wake}
+	g.open[g.last] = &guestExchange{exchange: x, sent: sent}
+	g.bodies += sent
+	return g.last, x
 }
 
 // result answers a guest: a negative number is an errno.
@@ -147,11 +156,7 @@ func (r *run) httpSend(c *wasmtimex.Call) bool {
 	if err := request.Validate(); err != nil {
 		return refuse(err.Errno, err.Sentence)
 	}
-	r.http.last++
-	id := r.http.last
-	x := &exchange{wake: r.http.wake}
-	r.http.open[id] = &guestExchange{exchange: x, sent: len(body)}
-	r.http.bodies += len(body)
+	id, x := r.http.exchange(len(body))
 	r.http.requester.begin(id, request, x)
 	return result(c, int(id))
 }

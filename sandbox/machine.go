@@ -2,6 +2,8 @@ package sandbox
 
 import (
 	"fmt"
+	"math"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -32,14 +34,33 @@ func (m *machine) close() {
 	m.wasm.Close()
 }
 
-// machines are the two of an engine. The pool has memory ready for so many
-// guests, which makes the start of one several times as fast. What it has no
-// place for (more guests, a module with more tables or larger ones, a larger
-// limit) runs in the plain machine, which maps memory for each guest and is made
-// when it is first needed.
+// pool is a machine that has memory ready for so many guests, which makes the start
+// of one several times as fast.
+type pool struct {
+	*machine
+	number int // its place among the pools
+	guests int64
+	taken  atomic.Int64
+}
+
+// take takes a place for a guest; leave gives it back.
+func (p *pool) take() bool {
+	if p.taken.Add(1) <= p.guests {
+		return true
+	}
+	p.leave()
+	return false
+}
+
+func (p *pool) leave() { p.taken.Add(-1) }
+
+// machines are those of an engine. There are several pools, since guests in one hold
+// each other up: it hands the memory that one processor has in its caches to another,
+// and all count what they share. What the pools have no place for (more guests, a
+// module with more tables or larger ones, a larger limit) runs in the plain machine,
+// which maps memory for each guest and is made when it is first needed.
 type machines struct {
-	pool   *machine
-	places atomic.Int64 // of the pool that are free
+	pools []*pool
 
 	mu    sync.Mutex
 	plain atomic.Pointer[machine] // set under mu; nil: not made yet
@@ -55,22 +76,33 @@ const (
 	poolTableResident = 64 << 10
 )
 
-// poolFor is the pool of an engine.
-func poolFor(cfg Config) wasmtimex.Pool {
+// poolFor is a pool of an engine.
+func poolFor(cfg Config, guests int) wasmtimex.Pool {
 	return wasmtimex.Pool{
-		Guests: cfg.Guests, MemoryBytes: 4 << 30, MemoryResidentBytes: max(cfg.ResidentBytes, 0),
+		Guests: guests, MemoryBytes: 4 << 30, MemoryResidentBytes: max(cfg.ResidentBytes, 0),
 		Tables: poolTables, TableElements: poolTableElements, TableResidentBytes: poolTableResident,
 	}
 }
 
+// maxPools bounds them: each loads every module by itself.
+const maxPools = 8
+
+// open makes a pool for each processor and spreads the guests over them.
 func (m *machines) open(cfg Config) error {
-	settings := poolFor(cfg)
-	pool, err := newMachine(newWasmEngine(&settings))
-	if err != nil {
-		return err
+	n := min(runtime.GOMAXPROCS(0), cfg.Guests, maxPools)
+	for i := range n {
+		guests := cfg.Guests / n
+		if i < cfg.Guests%n {
+			guests++
+		}
+		settings := poolFor(cfg, guests)
+		machine, err := newMachine(newWasmEngine(&settings))
+		if err != nil {
+			m.close()
+			return err
+		}
+		m.pools = append(m.pools, &pool{machine: machine, number: i, guests: int64(guests)})
 	}
-	m.pool = pool
-	m.places.Store(int64(cfg.Guests))
 	return nil
 }
 
@@ -93,7 +125,9 @@ func (m *machines) unpooled() (*machine, error) {
 
 // tick moves the epoch of all on.
 func (m *machines) tick() {
-	m.pool.wasm.IncrementEpoch()
+	for _, p := range m.pools {
+		p.wasm.IncrementEpoch()
+	}
 	if components := m.components.Load(); components != nil {
 		components.Tick()
 	}
@@ -103,26 +137,33 @@ func (m *machines) tick() {
 }
 
 func (m *machines) close() {
-	m.pool.close()
+	for _, p := range m.pools {
+		p.close()
+	}
 	if plain := m.plain.Load(); plain != nil {
 		plain.close()
 	}
 }
 
-// take takes a place in the pool for a guest with these limits; leave gives it
-// back.
-func (m *machines) take(l protocol.Limits) bool {
+// take takes a place for a guest with these limits in the pool that has the fewest,
+// which the caller leaves; nil: there is none.
+func (m *machines) take(l protocol.Limits) *pool {
 	if l.TableElements > poolTableElements {
-		return false
+		return nil
 	}
-	if m.places.Add(-1) < 0 {
-		m.places.Add(1)
-		return false
+	for {
+		var free *pool
+		least := int64(math.MaxInt64)
+		for _, p := range m.pools {
+			if taken := p.taken.Load(); taken < min(least, p.guests) {
+				free, least = p, taken
+			}
+		}
+		if free == nil || free.take() {
+			return free
+		}
 	}
-	return true
 }
-
-func (m *machines) leave() { m.places.Add(1) }
 
 // form is a module in one machine.
 type form struct {

@@ -80,10 +80,10 @@ func TestWhatDoesNotFitThePoolRunsAllTheSame(t *testing.T) {
 	})
 }
 
-// TestMoreGuestsThanThePoolHas run, and can be stopped.
-func TestMoreGuestsThanThePoolHas(t *testing.T) {
+// TestMoreGuestsThanThePoolsHave run, and can be stopped.
+func TestMoreGuestsThanThePoolsHave(t *testing.T) {
 	t.Parallel()
-	both(t, 0, func(t *testing.T, r runner) {
+	test := func(t *testing.T, r runner) {
 		s := talker(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -106,6 +106,11 @@ func TestMoreGuestsThanThePoolHas(t *testing.T) {
 		}
 		cancel()
 		all.Wait()
+	}
+	both(t, 0, test)
+	t.Run("engine with several pools", func(t *testing.T) {
+		t.Parallel()
+		test(t, newEngineWith(t, sandbox.Config{CacheDir: testenv.CompiledCache(t), Guests: 3}))
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
@@ -116,14 +117,14 @@ func (m *modules) load(src source) error {
 // make gets a module from what was verified, from the disk cache, or by compiling
 // the file here.
 func (m *modules) make(src source) (*compiled, error) {
-	c := &compiled{digest: src.digest, path: src.path}
+	c := &compiled{digest: src.digest, path: src.path, pooled: make([]atomic.Pointer[form], len(m.engine.machines.pools))}
 	var err error
 	if src.code != nil {
 		c.read = src.code.load
 	} else if err = m.cachedOrCompiled(src, c); err != nil {
 		return nil, err
 	}
-	_, err = c.form(&m.engine.machines, true) // most run there
+	_, err = c.form(&m.engine.machines, m.engine.machines.pools[0]) // most run in one
 	if err != nil {
 		c.free()
 		return nil, err
@@ -205,7 +206,7 @@ func (m *modules) cached(c *compiled) error {
 		return err
 	}
 	c.needs, c.read = found.needs, found.open
-	_, err = c.form(&m.engine.machines, true)
+	_, err = c.form(&m.engine.machines, m.engine.machines.pools[0])
 	if errors.Is(err, ErrRefused) {
 		return nil // which the next to ask for the form is told
 	}

@@ -191,7 +191,7 @@ func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event
 		stdio:    newStdio(),
 		output:   output{lines: spec.Output == protocol.OutputEvents, emit: emit},
 		stderr:   tail{also: spec.Stderr},
-		http:     newGuestHTTP(web),
+		http:     guestHTTP{requester: web},
 	}
 }
 
@@ -229,11 +229,11 @@ type outcome struct {
 // execute returns an error when the guest never started.
 func (r *run) execute(module *compiled, preopens []wasmtimex.Preopen) (outcome, error) {
 	l := r.spec.Limits
-	pooled := r.engine.machines.take(l)
-	if pooled {
-		defer r.engine.machines.leave()
+	pool := r.engine.machines.take(l)
+	if pool != nil {
+		defer pool.leave()
 	}
-	form, err := module.form(&r.engine.machines, pooled)
+	form, err := module.form(&r.engine.machines, pool)
 	if err != nil {
 		return outcome{}, err
 	}

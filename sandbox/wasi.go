@@ -28,15 +28,47 @@ const (
 	streamStderr
 )
 
-// stdio maps descriptors to the streams that are the host's. A guest may close
+// stdio has the descriptors of the streams that are the host's. A guest may close
 // them, and may move them or others in their place.
-type stdio map[uint32]stream
+type stdio struct{ stdout, stderr int64 }
 
-func newStdio() stdio { return stdio{1: streamStdout, 2: streamStderr} }
+const closedFD = -1
+
+func newStdio() stdio { return stdio{stdout: 1, stderr: 2} }
+
+func (s *stdio) at(fd uint32) stream {
+	switch int64(fd) {
+	case s.stdout:
+		return streamStdout
+	case s.stderr:
+		return streamStderr
+	}
+	return streamNone
+}
+
+func (s *stdio) close(fd uint32) { s.put(fd, closedFD) }
+
+// move closes what stands at to.
+func (s *stdio) move(from, to uint32) {
+	if from != to {
+		s.close(to)
+		s.put(from, int64(to))
+	}
+}
+
+// put moves what stands at fd.
+func (s *stdio) put(fd uint32, to int64) {
+	switch s.at(fd) {
+	case streamStdout:
+		s.stdout = to
+	case streamStderr:
+		s.stderr = to
+	}
+}
 
 // fdWrite is fd_write: stdout and stderr are handled here, the rest forwarded.
 func (r *run) fdWrite(c *wasmtimex.Call) bool {
-	to := r.stdio[c.U32(0)]
+	to := r.stdio.at(c.U32(0))
 	if to == streamNone {
 		_, ok := c.Forward("fd_write")
 		return ok
@@ -92,7 +124,7 @@ func (r *run) fdClose(c *wasmtimex.Call) bool {
 	fd := c.U32(0)
 	errno, ok := c.Forward("fd_close")
 	if ok && errno == errnoSuccess {
-		delete(r.stdio, fd)
+		r.stdio.close(fd)
 	}
 	return ok
 }
@@ -101,12 +133,8 @@ func (r *run) fdClose(c *wasmtimex.Call) bool {
 func (r *run) fdRenumber(c *wasmtimex.Call) bool {
 	from, to := c.U32(0), c.U32(1)
 	errno, ok := c.Forward("fd_renumber")
-	if ok && errno == errnoSuccess && from != to {
-		delete(r.stdio, to)
-		if s := r.stdio[from]; s != streamNone {
-			delete(r.stdio, from)
-			r.stdio[to] = s
-		}
+	if ok && errno == errnoSuccess {
+		r.stdio.move(from, to)
 	}
 	return ok
 }

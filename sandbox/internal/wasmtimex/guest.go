@@ -109,6 +109,7 @@ type Guest struct {
 	handle cgo.Handle
 	ptr    *C.guest
 	call   Call
+	out    C.result // of the call into it, before take
 }
 
 // NewGuest makes an empty store.
@@ -134,16 +135,15 @@ func (g *Guest) Instantiate(pre *Pre, wasi WASI) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	var out C.result
-	C.guest_instantiate(g.ptr, config, pre.ptr, &out)
-	return take(&out), nil
+	C.guest_instantiate(g.ptr, config, pre.ptr, &g.out)
+	return take(&g.out), nil
 }
 
 // Call calls an export that takes and returns nothing; false when there is none.
 func (g *Guest) Call(name string) (Result, bool) {
-	var out C.result
-	ok := C.guest_call(g.ptr, chars(name), C.size_t(len(name)), &out)
-	return take(&out), bool(ok)
+	g.out = C.result{}
+	ok := C.guest_call(g.ptr, chars(name), C.size_t(len(name)), &g.out)
+	return take(&g.out), bool(ok)
 }
 
 // Global reads an exported i64 global; false when there is none.
