@@ -159,18 +159,10 @@ func (c code) check() error {
 	return nil
 }
 
-// load checks and opens.
-func (c code) load(engine *wasmtime.Engine) (*wasmtime.Module, error) {
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	return c.open(engine)
-}
-
 func (c code) open(engine *wasmtime.Engine) (*wasmtime.Module, error) {
 	module, err := wasmtime.NewModuleDeserializeFile(engine, c.Path)
 	if err != nil {
-		return nil, fmt.Errorf("artifact %s: %w", c.Path, err)
+		return nil, fmt.Errorf("artifact %s: %s", c.Path, engineText(err.Error()))
 	}
 	return module, nil
 }

@@ -293,11 +293,11 @@ func (r *childRun) run() Ending {
 		return r.runComponent()
 	}
 	src := source{path: r.spec.code.Path, digest: r.spec.Digest, code: &r.spec.code}
-	return r.engine.run(r.ctx, src, func(module *compiled) Ending {
-		r.sayStarted(module)
+	return r.engine.run(r.ctx, src, r.spec.Limits, func(s seat) Ending {
+		r.sayStarted(s.module)
 		defer r.engine.lasting.remove(&r.unsaid)
-		defer module.ran.Store(true)
-		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r}).run(module, r.spec.preopens)
+		defer s.module.ran.Store(true)
+		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r}).run(s.form, r.spec.preopens)
 	})
 }
 

@@ -19,14 +19,15 @@ type compiled struct {
 	path   string
 	needs  needs
 	ran    atomic.Bool // to its end, once
-	// read reads the module into an engine, as often as that is needed.
-	read func(*wasmtime.Engine) (*wasmtime.Module, error)
+	// read reads the module into an engine, as often as that is needed. check, which is
+	// called before later reads, is an error when what it reads is not what was verified
+	// any more; nil: that cannot be.
+	read  func(*wasmtime.Engine) (*wasmtime.Module, error)
+	check func() error
 
-	// A nil form is one that is not loaded. They are set under loading.
-	pooled     []atomic.Pointer[form] // by the number of the pool
-	loading    sync.Mutex
-	plain      *form // guarded by loading
-	unpoolable bool  // guarded by loading
+	pooled  []*form // by the number of the pool, set by load; nil: it does not fit one
+	loading sync.Mutex
+	plain   *form // guarded by loading; nil: not loaded
 
 	// Under modules.mu:
 	users int
@@ -51,50 +52,79 @@ func (n *needs) atLeast(m *wasm.Module) {
 	}
 }
 
-// form is the module in a pool or, for nil, in the plain machine; a module that does
-// not fit a pool is always the latter.
-func (c *compiled) form(m *machines, p *pool) (*form, error) {
-	if p != nil {
-		if f := c.pooled[p.number].Load(); f != nil {
-			return f, nil
-		}
+// load loads the module into every pool or, when it does not fit one, into the plain
+// machine, so that no guest waits for that. Nobody else has the module yet. Once it
+// succeeded it does nothing.
+func (c *compiled) load(m *machines) error {
+	if c.pooled != nil || c.plain != nil {
+		return nil
 	}
+	var pooled []*form
+	for _, p := range m.pools {
+		f, err := p.load(c.path, c.read)
+		if err != nil {
+			for _, f := range pooled {
+				f.free()
+			}
+			if !errors.Is(err, ErrRefused) {
+				err = c.loadPlain(m) // which tells an unreadable one from one that does not fit
+			}
+			return err
+		}
+		pooled = append(pooled, f)
+	}
+	c.pooled = pooled
+	return nil
+}
+
+// unpooled is the module in the plain machine.
+func (c *compiled) unpooled(m *machines) (*form, error) {
 	c.loading.Lock()
 	defer c.loading.Unlock()
-	if p != nil && !c.unpoolable {
-		if f := c.pooled[p.number].Load(); f != nil {
-			return f, nil
-		}
-		f, err := p.load(c.path, c.read)
-		if err == nil {
-			c.pooled[p.number].Store(f)
-		}
-		if err == nil || errors.Is(err, ErrRefused) {
-			return f, err
-		}
+	if c.plain != nil {
+		return c.plain, nil
 	}
-	if c.plain == nil {
-		machine, err := m.unpooled()
-		if err != nil {
-			return nil, err
-		}
-		if c.plain, err = machine.load(c.path, c.read); err != nil {
+	if c.check != nil {
+		if err := c.check(); err != nil {
 			return nil, err
 		}
 	}
-	if p != nil {
-		c.unpoolable = true // and not unreadable: the plain machine took it
+	err := c.loadPlain(m)
+	return c.plain, err
+}
+
+// loadPlain sets plain. c.loading is held, or nobody else has the module.
+func (c *compiled) loadPlain(m *machines) error {
+	machine, err := m.unpooled()
+	if err == nil {
+		c.plain, err = machine.load(c.path, c.read)
 	}
-	return c.plain, nil
+	return err
 }
 
 func (c *compiled) free() {
-	c.loading.Lock()
-	defer c.loading.Unlock()
-	for i := range c.pooled {
-		c.pooled[i].Load().free()
+	for _, f := range c.pooled {
+		f.free()
 	}
 	c.plain.free()
+}
+
+// seat is a place for a guest of a module.
+type seat struct {
+	module *compiled
+	form   *form // of the module, in the machine where the place is
+	pool   *pool // nil: it is in the plain machine
+}
+
+// seat takes one in a pool where it can.
+func (c *compiled) seat(m *machines, l protocol.Limits) (seat, error) {
+	if c.pooled != nil {
+		if p := m.take(l); p != nil {
+			return seat{c, c.pooled[p.number], p}, nil
+		}
+	}
+	f, err := c.unpooled(m)
+	return seat{c, f, nil}, err
 }
 
 // compileWith compiles a module with an engine of its own and gives what the

@@ -243,7 +243,7 @@ func (s *Supervisor) limitTime(p *process) func() lateness {
 	return func() lateness { close(done); return <-came }
 }
 
-// exhausted waits for a child that closed its socket and reports whether its
+// exhausted waits for a child that closed its pipe and reports whether its
 // processor time was over.
 func (s *Supervisor) exhausted(p *process) bool {
 	timer := time.NewTimer(s.cfg.KillAfter)

@@ -36,7 +36,7 @@ func (r *childRun) runComponent() Ending {
 	defer components.Close()
 	component, err := components.Load(r.spec.code.Path)
 	if err != nil {
-		return refused(fmt.Errorf("artifact %s: %w", r.spec.code.Path, err))
+		return refused(fmt.Errorf("artifact %s: %s", r.spec.code.Path, engineText(err.Error())))
 	}
 	defer component.Close()
 	r.engine.machines.components.Store(components)

@@ -10,10 +10,10 @@
 //	    │ pipes: duplex.go, inlet_linux.go, pipe.go, pipemessage.go
 //	    ▼
 //	ProcessMain (child.go) → confine.Apply → childSlot.serve → childRun.run
-//	    └► newRun → run.start → the guest → run.Call (a host function) or run.Tick
+//	    └► newRun → run.run → run.execute → the guest → run.Call (a host function) or run.Tick
 //	       (must it stop?) → run.ending
 //
-// and [Engine.Run] begins at modules.acquire and newRun. A component, where
+// and [Engine.Run] begins at modules.seat and newRun. A component, where
 // [ProcessConfig].Components lets it run, goes from childRun.run to
 // childRun.runComponent (component.go).
 //

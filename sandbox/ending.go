@@ -80,7 +80,7 @@ type Ending struct {
 	Status  int    // Exited: the exit status, 0 is success
 	Trap    string // Trapped: the trap in one line; ProcessDied: the signal or exit status
 	Limit   Limit  // LimitHit
-	Message string // Trapped, LimitHit, ProcessDied: the sentence of section 5; Refused: why, and the fix
+	Message string // Trapped, LimitHit, ProcessDied: the sentence of docs/protocol.md, section 5; Refused: why, and the fix
 	Blame   Blame  // ProcessDied
 	Err     error  // Interrupted: the context's cause, or ErrClosed; Refused: the cause, ErrRefused
 

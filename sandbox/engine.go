@@ -37,11 +37,12 @@ type Config struct {
 	MaxModules int
 	// MaxModuleBytes bounds the size of a wasm file; 0 is 64 MiB.
 	MaxModuleBytes int64
-	// Tick is how often guests are asked to stop while one has to; 0 is 5 ms.
+	// Tick is how often guests are asked to stop while one has to; 0 is 5 ms. At most 1 s.
 	Tick time.Duration
 	// Guests is how many guests find memory that is ready for them, which makes
 	// them start faster; more run too. 0 is 32. Each takes 4 GiB of address space. They
-	// are spread over a pool for each processor.
+	// are spread over a pool for each processor. At most [MaxGuests], over at most eight
+	// pools.
 	Guests int
 	// ResidentBytes is how much of its memory a guest that is gone leaves in place
 	// for the next, cleared; 0 is [DefaultResidentBytes], and -1 none. What a guest
@@ -56,6 +57,8 @@ type Config struct {
 	Compiling func(protocol.Digest) (done func())
 	// Logger is given what an operator should know; nil discards it.
 	Logger *slog.Logger
+
+	pools int // 0: one for each processor
 }
 
 // Validate reports all members that make no sense.

@@ -18,6 +18,9 @@ func NewFloorEngine(guests int) *wasmtime.Engine {
 // NewPlainFloorEngine is the same without a pool.
 func NewPlainFloorEngine() *wasmtime.Engine { return newWasmEngine(nil) }
 
+// InPools sets the number of pools.
+func (c *Config) InPools(n int) { c.pools = n }
+
 // AskAfter has processes asked whether they answer once they were idle for d.
 func (s *Supervisor) AskAfter(d time.Duration) { s.idleAfter = d }
 

@@ -76,8 +76,8 @@ func (f *floor) run(b *testing.B) {
 
 // BenchmarkBesideFloor runs the same guest by hand, in an engine and in a sandbox
 // process that is warm, one after the other in each round, so that what else runs
-// on the machine meets all of them. It gives medians over the rounds, and what stands
-// in docs/rationale.md. One of its operations is a round.
+// on the machine meets all of them. It gives medians over the rounds, the columns of
+// docs/rationale.md. One of its operations is a round.
 func BenchmarkBesideFloor(b *testing.B) {
 	for _, guest := range []struct {
 		name, module string
@@ -138,7 +138,8 @@ func BenchmarkBesideFloor(b *testing.B) {
 }
 
 // BenchmarkParallel is whole runs in one engine on all processors: run it with
-// -cpu 1,2 to see that more of them never make it slower. The floor has no pool.
+// -cpu 1,2 to see that more of them never make it slower. The floor,
+// without a pool, runs beside it.
 func BenchmarkParallel(b *testing.B) {
 	for _, name := range []string{"noop", "sieve"} {
 		module := testenv.WAT(b, name)

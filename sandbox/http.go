@@ -95,7 +95,7 @@ func (x *exchange) ready(headTaken bool) bool {
 	return x.done || len(x.body) > 0 || (x.headed && !headTaken)
 }
 
-// guestHTTP are the requests of one run. Most make none: wake and open are nil until
+// guestHTTP are the requests of one run. Most runs make none: wake and open are nil until
 // the first.
 type guestHTTP struct {
 	requester requester
@@ -112,16 +112,16 @@ type guestExchange struct {
 	sent      int // bytes of the request's body
 }
 
-// exchange begins one, with a request's body of so many bytes, and gives its handle.
-func (g *guestHTTP) exchange(sent int) (uint32, *exchange) {
-	if g.open == nil {
-		g.wake, g.open = make(chan struct{}, 1), map[uint32]*guestExchange{}
+// begin begins one, with a request's body of so many bytes, and gives its handle.
+func (h *guestHTTP) begin(sent int) (uint32, *exchange) {
+	if h.open == nil {
+		h.wake, h.open = make(chan struct{}, 1), map[uint32]*guestExchange{}
 	}
-	g.last++
-	x := &exchange{wake: g.wake}
-	g.open[g.last] = &guestExchange{exchange: x, sent: sent}
-	g.bodies += sent
-	return g.last, x
+	h.last++
+	x := &exchange{wake: h.wake}
+	h.open[h.last] = &guestExchange{exchange: x, sent: sent}
+	h.bodies += sent
+	return h.last, x
 }
 
 // result answers a guest: a negative number is an errno.
@@ -156,7 +156,7 @@ func (r *run) httpSend(c *wasmtimex.Call) bool {
 	if err := request.Validate(); err != nil {
 		return refuse(err.Errno, err.Sentence)
 	}
-	id, x := r.http.exchange(len(body))
+	id, x := r.http.begin(len(body))
 	r.http.requester.begin(id, request, x)
 	return result(c, int(id))
 }

@@ -326,7 +326,7 @@ func TestAProcessThatTalksOn(t *testing.T) {
 	})
 	run := spec(t, testenv.WAT(t, "noop"))
 	run.Limits.DeadlineSeconds = 1
-	slow := sync.OnceFunc(func() { <-time.After(time.Second + killAfter) })
+	slow := sync.OnceFunc(func() { <-time.After(time.Second + killAfter) }) // the deadline itself has to pass
 	end := s.Run(t.Context(), run, func(protocol.Event) { slow() })
 	if end.Kind != sandbox.ProcessDied || end.Blame != sandbox.BlameGuest || !strings.Contains(end.Message+end.Trap, "it goes on") {
 		t.Errorf("Run = %+v, want a process that was killed because it goes on", end)

@@ -110,7 +110,9 @@ func TestMoreGuestsThanThePoolsHave(t *testing.T) {
 	both(t, 0, test)
 	t.Run("engine with several pools", func(t *testing.T) {
 		t.Parallel()
-		test(t, newEngineWith(t, sandbox.Config{CacheDir: testenv.CompiledCache(t), Guests: 3}))
+		cfg := sandbox.Config{CacheDir: testenv.CompiledCache(t), Guests: 3}
+		cfg.InPools(2)
+		test(t, newEngineWith(t, cfg))
 	})
 }
 
@@ -215,4 +217,45 @@ func TestAFirstRunNeedsNoCompilationWhereTheCompiledFormIs(t *testing.T) {
 			t.Errorf("%s: Run = %+v, want exited", name, end)
 		}
 	}
+}
+
+// TestTheCacheMayBeRemovedWhileGuestsRun: the next of the same module start all the
+// same, in another pool, beyond the pools, and with a limit that no pool has.
+func TestTheCacheMayBeRemovedWhileGuestsRun(t *testing.T) {
+	t.Parallel()
+	test := func(t *testing.T, r runner, cache string) {
+		s := talker(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var all sync.WaitGroup
+		defer all.Wait()
+		defer cancel()
+		for i := range 4 {
+			if i == 3 {
+				s.Limits.TableElements *= 2
+			}
+			guest := s
+			said := make(chan sandbox.Ending, 2) // first that it runs, or how it ended
+			all.Go(func() {
+				said <- r.Run(ctx, guest, func(protocol.Event) { said <- sandbox.Ending{} })
+			})
+			if end := <-said; end.Kind != 0 {
+				t.Fatalf("guest %d: Run = %+v, want that it runs", i, end)
+			}
+			if err := os.RemoveAll(filepath.Join(cache, "compiled")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Run("engine", func(t *testing.T) {
+		t.Parallel()
+		cfg := sandbox.Config{CacheDir: t.TempDir(), Guests: 2}
+		cfg.InPools(2)
+		test(t, newEngineWith(t, cfg), cfg.CacheDir)
+	})
+	t.Run("process", func(t *testing.T) {
+		t.Parallel()
+		cache := t.TempDir()
+		test(t, newSupervisor(t, func(c *sandbox.ProcessConfig) { c.CacheDir, c.Density = cache, 4 }), cache)
+	})
 }

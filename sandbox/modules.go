@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
@@ -90,6 +89,41 @@ func (m *modules) release(c *compiled) {
 	}
 }
 
+// seat is a place for a guest of a module, which the caller leaves.
+func (m *modules) seat(ctx context.Context, src source, l protocol.Limits) (seat, error) {
+	for again := true; ; again = false {
+		c, err := m.acquire(ctx, src)
+		if err != nil {
+			return seat{}, err
+		}
+		s, err := c.seat(&m.engine.machines, l)
+		if err == nil {
+			return s, nil
+		}
+		// The file that it was loaded from may be gone since: it is made anew.
+		m.forget(c)
+		m.release(c)
+		if !again || errors.Is(err, ErrRefused) {
+			return seat{}, err
+		}
+	}
+}
+
+func (m *modules) leave(s seat) {
+	if s.pool != nil {
+		s.pool.leave()
+	}
+	m.release(s.module)
+}
+
+func (m *modules) forget(c *compiled) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c.kept != nil {
+		m.drop(c)
+	}
+}
+
 // load makes a module from the disk cache or the file and keeps it.
 func (m *modules) load(src source) error {
 	if !m.engine.enter() {
@@ -117,16 +151,18 @@ func (m *modules) load(src source) error {
 // make gets a module from what was verified, from the disk cache, or by compiling
 // the file here.
 func (m *modules) make(src source) (*compiled, error) {
-	c := &compiled{digest: src.digest, path: src.path, pooled: make([]atomic.Pointer[form], len(m.engine.machines.pools))}
+	c := &compiled{digest: src.digest, path: src.path}
 	var err error
 	if src.code != nil {
-		c.read = src.code.load
-	} else if err = m.cachedOrCompiled(src, c); err != nil {
-		return nil, err
+		c.read, c.check = src.code.open, src.code.check
+		err = c.check()
+	} else {
+		err = m.cachedOrCompiled(src, c)
 	}
-	_, err = c.form(&m.engine.machines, m.engine.machines.pools[0]) // most run in one
+	if err == nil {
+		err = c.load(&m.engine.machines)
+	}
 	if err != nil {
-		c.free()
 		return nil, err
 	}
 	return c, nil
@@ -171,7 +207,8 @@ func (m *modules) cachedOrCompiled(src source, c *compiled) error {
 	} else if m.cached(c) == nil {
 		return nil
 	}
-	c.needs, c.read = n, func(engine *wasmtime.Engine) (*wasmtime.Module, error) {
+	c.needs, c.check = n, nil
+	c.read = func(engine *wasmtime.Engine) (*wasmtime.Module, error) {
 		return wasmtime.NewModuleDeserialize(engine, content)
 	}
 	return nil
@@ -205,10 +242,9 @@ func (m *modules) cached(c *compiled) error {
 	if err != nil {
 		return err
 	}
-	c.needs, c.read = found.needs, found.open
-	_, err = c.form(&m.engine.machines, m.engine.machines.pools[0])
-	if errors.Is(err, ErrRefused) {
-		return nil // which the next to ask for the form is told
+	c.needs, c.read, c.check = found.needs, found.open, found.check
+	if err = c.load(&m.engine.machines); errors.Is(err, ErrRefused) {
+		return nil // which the next to load it is told
 	}
 	return err
 }

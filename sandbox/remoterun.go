@@ -204,7 +204,7 @@ func (r *remoteRun) grown(ctx context.Context) {
 	watching, stop := context.WithCancel(ctx)
 	r.stopWatcher = stop
 	r.watcher.Go(func() { r.watch(watching, ctx) })
-	r.kill(r.killAt)
+	r.killBy(r.killAt)
 }
 
 // end takes down what grown set up, so that the next run finds the pipe as new.
@@ -265,10 +265,10 @@ func (r *remoteRun) control(kind messageKind, more func(*encoder)) error {
 // KillAfter: the machine may be busy.
 const controlPatience = 5
 
-// kill sets when the process is killed unless it has ended the guest, or said
+// killBy sets when the process is killed unless it has ended the guest, or said
 // something when it has not begun it. Nobody looks before the run has lasted a
 // while. r.mu is held.
-func (r *remoteRun) kill(at time.Time) {
+func (r *remoteRun) killBy(at time.Time) {
 	r.killAt = at
 	if r.stopWatcher != nil && !r.ended {
 		_ = r.slot.pipe.conn.SetDeadline(at) // it fails when the pipe is closed, which receive says
@@ -279,7 +279,7 @@ func (r *remoteRun) kill(at time.Time) {
 func (r *remoteRun) starting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.kill(time.Now().Add(readyTimeout))
+	r.killBy(time.Now().Add(readyTimeout))
 }
 
 // started bounds the guest by its deadline, which the process watches too.
@@ -289,7 +289,7 @@ func (r *remoteRun) started() {
 	r.begun = time.Now()
 	r.overdue = r.begun.Add(time.Duration(r.spec.Limits.DeadlineSeconds)*time.Second + r.s.cfg.KillAfter)
 	if r.stopping == nil {
-		r.kill(r.overdue)
+		r.killBy(r.overdue)
 	}
 }
 
@@ -299,7 +299,7 @@ func (r *remoteRun) stop(cause error) {
 	defer r.mu.Unlock()
 	r.stopping = cause
 	if at := time.Now().Add(r.s.cfg.KillAfter); at.Before(r.killAt) {
-		r.kill(at)
+		r.killBy(at)
 	}
 }
 
@@ -308,7 +308,7 @@ func (r *remoteRun) heldBack() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if at := time.Now().Add(r.s.cfg.KillAfter); at.After(r.killAt) {
-		r.kill(at)
+		r.killBy(at)
 	}
 }
 
@@ -318,7 +318,7 @@ const slowEmit = 50 * time.Millisecond
 
 // maxLate bounds what a process that was held back may still say when its guest
 // should be gone: more messages than the pipe and the buffers at its ends hold.
-const maxLate = 1 << 14
+const maxLate = 1 << 15
 
 // take handles a message; it gives the ending when that is it.
 func (r *remoteRun) take(kind messageKind, body []byte) (*Ending, error) {
@@ -374,7 +374,8 @@ func hasText(kind protocol.EventKind) bool {
 	return false
 }
 
-// bounded says of a process that its guest should be gone and that it goes on.
+// bounded is an error once a process has said more than maxLate messages since its
+// guest was stopped or overdue.
 func (r *remoteRun) bounded() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -382,7 +383,7 @@ func (r *remoteRun) bounded() error {
 		return nil
 	}
 	if r.late++; r.late > maxLate {
-		return fmt.Errorf("%w: it goes on", errBadMessage)
+		return fmt.Errorf("%w: it goes on past its guest's end", errBadMessage)
 	}
 	return nil
 }

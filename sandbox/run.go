@@ -32,8 +32,8 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 	if err := spec.validate(); err != nil {
 		return refused(refusal(err.Error()))
 	}
-	return e.run(ctx, source{path: spec.Module, digest: spec.Digest}, func(module *compiled) Ending {
-		if end, over := module.needs.over(spec.Limits); over {
+	return e.run(ctx, source{path: spec.Module, digest: spec.Digest}, spec.Limits, func(s seat) Ending {
+		if end, over := s.module.needs.over(spec.Limits); over {
 			return end
 		}
 		files, err := grantFiles(&spec)
@@ -45,7 +45,7 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 		}
 		end := newRun(ctx, e, &spec, emit, &directHTTP{make: func() *httpCalls {
 			return newHTTPCalls(ctx, e.cfg.HTTP, spec.Network)
-		}}).run(module, files.preopens)
+		}}).run(s.form, files.preopens)
 		// Nothing of the guest is left that could still reach a file.
 		if problem := files.restore(); problem != nil {
 			e.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
@@ -55,16 +55,16 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 }
 
 // run does what a run of a module needs around it.
-func (e *Engine) run(ctx context.Context, src source, do func(*compiled) Ending) Ending {
-	module, err := e.modules.acquire(ctx, src)
+func (e *Engine) run(ctx context.Context, src source, l protocol.Limits, do func(seat) Ending) Ending {
+	s, err := e.modules.seat(ctx, src, l)
 	if err != nil {
 		if ctx.Err() != nil || errors.Is(err, ErrClosed) {
 			return interrupted(err)
 		}
 		return refused(err)
 	}
-	defer e.modules.release(module)
-	return do(module)
+	defer e.modules.leave(s)
+	return do(s)
 }
 
 // over reports that a module does not fit into the limits from the start.
@@ -196,7 +196,7 @@ func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event
 }
 
 // run instantiates the guest, runs it, and says how it ended.
-func (r *run) run(module *compiled, preopens []wasmtimex.Preopen) Ending {
+func (r *run) run(module *form, preopens []wasmtimex.Preopen) Ending {
 	return r.conclude(r.execute(module, preopens))
 }
 
@@ -227,17 +227,9 @@ type outcome struct {
 }
 
 // execute returns an error when the guest never started.
-func (r *run) execute(module *compiled, preopens []wasmtimex.Preopen) (outcome, error) {
+func (r *run) execute(module *form, preopens []wasmtimex.Preopen) (outcome, error) {
 	l := r.spec.Limits
-	pool := r.engine.machines.take(l)
-	if pool != nil {
-		defer pool.leave()
-	}
-	form, err := module.form(&r.engine.machines, pool)
-	if err != nil {
-		return outcome{}, err
-	}
-	guest, err := form.machine.linker.NewGuest(r, wasmtimex.Limits{
+	guest, err := module.machine.linker.NewGuest(r, wasmtimex.Limits{
 		MemoryBytes: l.MemoryBytes, TableElements: l.TableElements, Instances: l.Instances,
 	})
 	if err != nil {
@@ -246,7 +238,7 @@ func (r *run) execute(module *compiled, preopens []wasmtimex.Preopen) (outcome, 
 	defer guest.Close()
 	r.guest = guest
 	defer r.watch()() // from here on: a store knows the epoch that it was made in
-	result, err := guest.Instantiate(form.pre, wasmtimex.WASI{
+	result, err := guest.Instantiate(module.pre, wasmtimex.WASI{
 		Args: r.spec.Args, Env: r.spec.Env, Stdin: r.spec.Stdin, Preopens: preopens,
 	})
 	if err != nil {

@@ -29,13 +29,14 @@ type ProcessConfig struct {
 	// Command starts a program that calls [ProcessMain]; nil is this program with
 	// the argument "sandbox".
 	Command []string
-	// Density is how many guests run in one process at a time; 0 is 1. With more
-	// than one, a guest that brings its process down takes others along.
+	// Density is how many guests run in one process at a time, at most 64; 0 is 1.
+	// With more than one, a guest that brings its process down takes others along.
 	Density int
-	// CompileTimeout bounds one compilation; 0 is 60 s. On a busy host it is longer:
+	// CompileTimeout bounds one compilation, at least 1 s; 0 is 60 s. On a busy host it is longer:
 	// until the compiler has used that much processor time, at most ten times as long.
 	CompileTimeout time.Duration
-	// CompileMemoryBytes bounds what one compilation may map; 0 is 3 GiB.
+	// CompileMemoryBytes bounds what one compilation may map, at least 256 MiB; 0 is
+	// 3 GiB.
 	CompileMemoryBytes int64
 	// KillAfter is how long a guest may go on after its deadline or an
 	// interruption before its process is killed; 0 is 1 s.

@@ -48,7 +48,7 @@ func (s *stdio) at(fd uint32) stream {
 
 func (s *stdio) close(fd uint32) { s.put(fd, closedFD) }
 
-// move closes what stands at to.
+// move puts what stands at from in the place of to, which is closed.
 func (s *stdio) move(from, to uint32) {
 	if from != to {
 		s.close(to)

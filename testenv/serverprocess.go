@@ -24,8 +24,8 @@ const asServer = "GO_TEST_AS_NATS_SERVER"
 // lameDuck is short: the least that the configuration file may say is 30 s.
 const lameDuck = 3 * time.Second
 
-// serve is a server until a signal ends it, or the test that started it is gone, whose
-// end of standard input is closed then.
+// serve runs a server until a signal ends it, or its standard input does: the test's
+// process is gone then.
 func serve(config string) int {
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)

@@ -146,7 +146,8 @@ func (w *Worker) environment(job protocol.Job, manifest protocol.Manifest, sessi
 			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which is not granted (capabilities.env.allow is %s)",
 				name, cmp.Or(strings.Join(allowed, ", "), "empty"))}
 		case credentialShaped(name) && !slices.Contains(w.cfg.Ceiling.CredentialEnv, name):
-			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which looks like a credential; the operator's ceiling (STARLING_CEILING_CREDENTIAL_ENV) does not list it", name)}
+			return nil, &refusal{fmt.Sprintf("the job sets the environment variable %s, which looks like a credential;"+
+				" the operator's ceiling (STARLING_CEILING_CREDENTIAL_ENV) does not list it", name)}
 		}
 		env[name] = job.Env[name]
 	}

@@ -109,7 +109,7 @@ type Guest struct {
 	handle cgo.Handle
 	ptr    *C.guest
 	call   Call
-	out    C.result // of the call into it, before take
+	out    C.result // where C writes a result; here, so that a call allocates none
 }
 
 // NewGuest makes an empty store.
@@ -141,7 +141,6 @@ func (g *Guest) Instantiate(pre *Pre, wasi WASI) (Result, error) {
 
 // Call calls an export that takes and returns nothing; false when there is none.
 func (g *Guest) Call(name string) (Result, bool) {
-	g.out = C.result{}
 	ok := C.guest_call(g.ptr, chars(name), C.size_t(len(name)), &g.out)
 	return take(&g.out), bool(ok)
 }
@@ -166,6 +165,7 @@ func take(out *C.result) Result {
 		r.Text = C.GoStringN(out.text, C.int(out.text_len))
 		C.free(unsafe.Pointer(out.text))
 	}
+	*out = C.result{}
 	return r
 }
 
