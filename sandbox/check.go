@@ -28,7 +28,7 @@ func check(path string, binary []byte) (*wasm.Module, error) {
 	case errors.Is(err, wasm.ErrComponent):
 		return nil, refuseComponent(path)
 	case err != nil:
-		return nil, refusef("module %s cannot be read: %s: build it again", path, err)
+		return nil, unreadable(path, err)
 	}
 	known := knownImports()
 	for _, i := range outline.Imports {
@@ -72,8 +72,16 @@ const (
 	maxValues = 1<<24 - 1<<20
 )
 
+// unreadable refuses what the engine might read in another way than the checks do.
+func unreadable(path string, err error) error {
+	return refusef("module %s cannot be read: %s: build it again", path, err)
+}
+
 func checkCode(path string, outline *wasm.Module) error {
 	code := outline.Code()
+	if code.Unreadable {
+		return uncompilable(path, "it has an instruction or a type that capsules cannot use")
+	}
 	if code.BranchTargets > maxBranchTargets {
 		return refusef("module %s has a br_table of %d targets, and may have %d: split the switch that it was made from", path, code.BranchTargets, maxBranchTargets)
 	}

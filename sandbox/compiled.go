@@ -148,8 +148,12 @@ func compileWith(path string, binary []byte) ([]byte, error) {
 func compile(engine *wasmtime.Engine, path string, binary []byte) (*wasmtime.Module, error) {
 	module, err := wasmtime.NewModule(engine, binary)
 	if err != nil {
-		return nil, refusef("module %s cannot be compiled: %s: build it for WASI preview 1 without threads, exceptions,"+
-			" tail calls, GC and 64-bit memory", path, engineText(err.Error()))
+		return nil, uncompilable(path, engineText(err.Error()))
 	}
 	return module, nil
+}
+
+func uncompilable(path, why string) error {
+	return refusef("module %s cannot be compiled: %s: build it for WASI preview 1 without threads, exceptions,"+
+		" tail calls, GC and 64-bit memory", path, why)
 }

@@ -47,7 +47,11 @@ func outlined(path string, binary []byte) ([]byte, needs, error) {
 		return nil, n, err
 	}
 	n.atLeast(outline)
-	if rewritten, ok := outline.Instrument(); ok {
+	rewritten, err := outline.Instrument()
+	switch {
+	case err != nil:
+		return nil, n, unreadable(path, err)
+	case rewritten != nil:
 		binary = rewritten
 	}
 	return binary, n, nil

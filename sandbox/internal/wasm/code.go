@@ -4,6 +4,7 @@ package wasm
 const (
 	opBlock      = 0x02
 	opIf         = 0x04
+	opEnd        = 0x0b
 	opBrTable    = 0x0e
 	opCall       = 0x10
 	opCallTable  = 0x11 // call_indirect
@@ -50,11 +51,11 @@ func (r *reader) instruction() instruction {
 		in.index = r.u32()
 		r.u32()
 	case op == 0x1c: // select with types
-		r.bytes(r.u32())
+		r.valueTypes(r.u32())
 	case op >= 0x28 && op <= 0x3e:
 		r.memarg()
 	case op == 0x3f, op == opMemoryGrow:
-		in.index = uint32(r.byte())
+		in.index = r.u32()
 	case op == 0x41:
 		r.skipSigned(5)
 	case op == 0x42:
@@ -79,13 +80,14 @@ func (r *reader) instructionFC() (sub, index uint32) {
 	case sub <= 7: // saturating conversions
 	case sub == 8: // memory.init
 		r.u32()
-		r.byte()
+		r.u32()
 	case sub == 9, sub == 13: // data.drop, elem.drop
 		r.u32()
 	case sub == 10: // memory.copy
-		r.bytes(2)
+		r.u32()
+		r.u32()
 	case sub == 11: // memory.fill
-		r.byte()
+		r.u32()
 	case sub == 12, sub == 14: // table.init, table.copy
 		r.u32()
 		r.u32()
@@ -127,6 +129,9 @@ type Code struct {
 	// Values is how many values the compiler makes of one function, at most. Those
 	// that it makes for locals where ways of the code join are not counted.
 	Values uint64
+	// Unreadable says that a function could not be read to its end, so that the others
+	// are less than there may be.
+	Unreadable bool
 }
 
 // valuesPerByte is more than the compiler makes of any instruction but those that
@@ -134,7 +139,7 @@ type Code struct {
 const valuesPerByte = 10
 
 // Code measures all functions. It reads no further in one than to an instruction of a
-// proposal that the engine does not run.
+// proposal that the engine does not run, and no further function then.
 func (m *Module) Code() Code {
 	var most Code
 	for _, s := range m.sections {
@@ -146,7 +151,9 @@ func (m *Module) Code() Code {
 			c := m.function(r.bytes(r.u32()))
 			most.BranchTargets = max(most.BranchTargets, c.BranchTargets)
 			most.Values = max(most.Values, c.Values)
+			r.bad = r.bad || c.Unreadable
 		}
+		most.Unreadable = most.Unreadable || r.bad || len(r.rest) > 0
 	}
 	return most
 }
@@ -156,8 +163,15 @@ func (m *Module) function(body []byte) Code {
 	c := Code{Values: valuesPerByte * uint64(len(body))}
 	r := reader{rest: body}
 	r.locals()
-	for len(r.rest) > 0 && !r.bad {
+	depth := 1 // of blocks: the last end is that of the function
+	for len(r.rest) > 0 && depth > 0 && !r.bad {
 		in := r.instruction()
+		switch {
+		case in.op == opEnd:
+			depth--
+		case in.op >= opBlock && in.op <= opIf:
+			depth++
+		}
 		switch {
 		case r.bad:
 		case in.op == opBrTable:
@@ -171,6 +185,7 @@ func (m *Module) function(body []byte) Code {
 			c.Values += uint64(m.typeAt(in.index).results)
 		}
 	}
+	c.Unreadable = r.bad || depth > 0 || len(r.rest) > 0
 	return c
 }
 
@@ -185,17 +200,49 @@ func (m *Module) typeAt(index uint32) signature {
 // blockType reads the type of a block, which is the one of index unless it is written
 // out.
 func (r *reader) blockType() (index uint32, typed bool) {
-	if len(r.rest) > 0 && r.rest[0]&0xc0 == 0x40 { // negative: a value's type, or none
+	switch {
+	case len(r.rest) == 0 || r.rest[0]&0xc0 != 0x40: // not negative
+		return r.u32(), true
+	case r.rest[0] == 0x40: // none
 		r.byte()
-		return 0, false
+	default:
+		r.valueTypes(1)
 	}
-	return r.u32(), true
+	return 0, false
+}
+
+// The value types, and what begins one of a reference that is written out: funcref and
+// externref can be, also where the engine runs no other.
+//
+// Source: WebAssembly 3.0, section 5.3.
+const (
+	typeI32       = 0x7f
+	typeV128      = 0x7b
+	typeFuncRef   = 0x70
+	typeExternRef = 0x6f
+	typeRef       = 0x64
+	typeRefNull   = 0x63
+)
+
+// valueTypes skips so many value types and gives their bytes.
+func (r *reader) valueTypes(n uint32) []byte {
+	all := r.rest
+	for ; n > 0 && !r.bad; n-- {
+		switch t := r.byte(); {
+		case t >= typeV128 && t <= typeI32, t == typeFuncRef, t == typeExternRef:
+		case t == typeRef, t == typeRefNull:
+			r.skipSigned(5)
+		default:
+			r.bad = true
+		}
+	}
+	return all[:len(all)-len(r.rest)]
 }
 
 // locals skips what a function declares before its instructions.
 func (r *reader) locals() {
 	for n := r.u32(); n > 0 && !r.bad; n-- {
 		r.u32()
-		r.skipSigned(5)
+		r.valueTypes(1)
 	}
 }

@@ -1,6 +1,9 @@
 package wasm
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // The exports that [Module.Instrument] adds.
 const (
@@ -13,7 +16,7 @@ const (
 )
 
 // Version names what Instrument does, for it is part of a compiled module's key.
-const Version = "instrument/1"
+const Version = "instrument/2"
 
 // Instrument makes a module whose growth past a limit can be told from any other
 // trap, and how much it asked for. See docs/rationale.md, "Why is a module
@@ -25,18 +28,27 @@ const Version = "instrument/1"
 // for in an exported global and traps. A start function is exported instead of
 // being run with the instantiation, before which no global can be read.
 //
-// It returns false, and the module stays as it is, when there is nothing to do
-// or the module cannot be read; the engine then says why.
-func (m *Module) Instrument() ([]byte, bool) {
+// It returns nil, for a module that stays as it is, when there is nothing to do.
+//
+// # Errors
+//
+// [ErrMalformed] for a module that cannot be read, or that imports a memory or a table.
+func (m *Module) Instrument() ([]byte, error) {
 	w := instrumenter{module: m, grows: map[uint32]uint32{}}
-	if !w.ordered() || m.importedBy[KindMemory] > 0 || m.importedBy[KindTable] > 0 {
-		return nil, false
+	switch {
+	case !w.ordered():
+		return nil, fmt.Errorf("%w: a section is unknown, there twice or not in its place", ErrMalformed)
+	case m.importedBy[KindMemory] > 0 || m.importedBy[KindTable] > 0:
+		return nil, fmt.Errorf("%w: it imports a memory or a table", ErrMalformed)
 	}
 	w.rewriteCode()
-	if w.bad || (len(w.helpers) == 0 && w.part(sectionStart) == nil) {
-		return nil, false
+	switch {
+	case w.bad:
+		return nil, fmt.Errorf("%w: a function cannot be read", ErrMalformed)
+	case len(w.helpers) == 0 && w.part(sectionStart) == nil:
+		return nil, nil
 	}
-	return w.binary(), true
+	return w.binary(), nil
 }
 
 // order is the order of sections in a binary; customs may stand anywhere.
@@ -148,7 +160,8 @@ func (w *instrumenter) tableHelper(table uint32) uint32 {
 		size := appendU64([]byte{opPrefixFC, 16}, uint64(table))
 		body = refused(body, 2, 3, 1, size, w.module.Tables[table])
 		body = append(body, 0x20, 3)
-		helper = w.helper([]byte{0x60, 2, w.module.tableRefs[table], 0x7f, 1, 0x7f}, finish(body, global))
+		signature := append([]byte{0x60, 2}, w.module.tableRefs[table]...)
+		helper = w.helper(append(signature, 0x7f, 1, 0x7f), finish(body, global))
 		w.grows[table] = helper
 	}
 	return helper

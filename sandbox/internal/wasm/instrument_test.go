@@ -1,7 +1,9 @@
 package wasm_test
 
 import (
+	"errors"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/bytecodealliance/wasmtime-go/v39"
@@ -70,9 +72,9 @@ func instrument(tb testing.TB, binary []byte) []byte {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	rewritten, ok := m.Instrument()
-	if !ok {
-		tb.Fatal("Instrument = false, want a module")
+	rewritten, err := m.Instrument()
+	if err != nil || rewritten == nil {
+		tb.Fatalf("Instrument = %x, %v, want a module", rewritten, err)
 	}
 	return rewritten
 }
@@ -156,22 +158,29 @@ func TestInstrument(t *testing.T) {
 	}
 }
 
-// TestInstrumentLeavesAlone what needs nothing or cannot be read.
+// TestInstrumentLeavesAlone what needs nothing, and refuses what cannot be read.
 func TestInstrumentLeavesAlone(t *testing.T) {
 	t.Parallel()
-	for name, binary := range map[string][]byte{
-		"nothing to do":     compile(t, `(module (memory 1) (func (export "_start")))`),
-		"no code":           compile(t, `(module (memory 1))`),
-		"imported memory":   compile(t, `(module (import "a" "m" (memory 1)) (func (drop (memory.grow (i32.const 1)))))`),
-		"unknown opcode":    []byte("\x00asm\x01\x00\x00\x00\x01\x04\x01\x60\x00\x00\x03\x02\x01\x00\x08\x01\x00\x0a\x05\x01\x03\x00\x06\x0b"),
-		"sections repeated": append(compile(t, `(module (memory 1))`), compile(t, `(module (memory 1))`)[8:]...),
+	for name, test := range map[string]struct {
+		binary []byte
+		says   string // "": it stays as it is
+	}{
+		"nothing to do":   {compile(t, `(module (memory 1) (func (export "_start")))`), ""},
+		"no code":         {compile(t, `(module (memory 1))`), ""},
+		"imported memory": {compile(t, `(module (import "a" "m" (memory 1)) (func (drop (memory.grow (i32.const 1)))))`), "imports a memory"},
+		"unknown opcode": {
+			[]byte("\x00asm\x01\x00\x00\x00\x01\x04\x01\x60\x00\x00\x03\x02\x01\x00\x08\x01\x00\x0a\x05\x01\x03\x00\x06\x0b"),
+			"a function cannot be read",
+		},
+		"sections repeated": {append(compile(t, `(module (memory 1))`), compile(t, `(module (memory 1))`)[8:]...), "a section is"},
 	} {
-		m, err := wasm.Parse(binary)
+		m, err := wasm.Parse(test.binary)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if _, ok := m.Instrument(); ok {
-			t.Errorf("%s: Instrument = true, want false", name)
+		rewritten, err := m.Instrument()
+		if test.says == "" && err != nil || test.says != "" && (!errors.Is(err, wasm.ErrMalformed) || !strings.Contains(err.Error(), test.says)) || rewritten != nil {
+			t.Errorf("%s: Instrument = %x, %v, want %q", name, rewritten, err, test.says)
 		}
 	}
 }

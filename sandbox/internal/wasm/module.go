@@ -65,7 +65,7 @@ type Module struct {
 	sections   []section
 	types      []signature
 	funcTypes  []uint32 // of all functions, imported ones first
-	tableRefs  []byte   // element types of the module's own tables
+	tableRefs  [][]byte // element types of the module's own tables
 	globals    uint32   // number of all globals, imported ones included
 	exports    map[string]export
 	importedBy [4]uint32 // number of imports by kind
@@ -145,7 +145,7 @@ func (m *Module) read(id byte, r *reader) {
 		item = func(r *reader) { m.funcTypes = append(m.funcTypes, r.u32()) }
 	case sectionTable:
 		item = func(r *reader) {
-			m.tableRefs = append(m.tableRefs, r.byte())
+			m.tableRefs = append(m.tableRefs, r.valueTypes(1))
 			m.Tables = append(m.Tables, r.size())
 		}
 	case sectionMemory:
@@ -173,9 +173,9 @@ func (m *Module) readType(r *reader) {
 		return
 	}
 	params := r.u32()
-	r.bytes(params)
+	r.valueTypes(params)
 	results := r.u32()
-	r.bytes(results)
+	r.valueTypes(results)
 	m.types = append(m.types, signature{int(params), int(results)})
 }
 
@@ -185,12 +185,13 @@ func (m *Module) readImport(r *reader) {
 	case KindFunc:
 		m.funcTypes = append(m.funcTypes, r.u32())
 	case KindTable:
-		r.byte()
+		r.valueTypes(1)
 		r.size()
 	case KindMemory:
 		r.size()
 	case KindGlobal:
-		r.bytes(2)
+		r.valueTypes(1)
+		r.byte()
 		m.globals++
 	default:
 		r.bad = true

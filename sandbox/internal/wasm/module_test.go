@@ -117,8 +117,9 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		m.Command()
-		rewritten, ok := m.Instrument()
-		if ok && wasmtime.ModuleValidate(engine, binary) == nil {
+		m.Code()
+		rewritten, err := m.Instrument()
+		if err == nil && rewritten != nil && wasmtime.ModuleValidate(engine, binary) == nil {
 			if err := wasmtime.ModuleValidate(engine, rewritten); err != nil {
 				t.Errorf("a valid module became invalid: %v\nbefore %x\nafter  %x", err, binary, rewritten)
 			}
@@ -163,6 +164,91 @@ func TestCode(t *testing.T) {
 		got := m.Code()
 		if got.Values %= 10; got != want {
 			t.Errorf("Code of %s = %+v, want %+v", body, got, want)
+		}
+	}
+}
+
+// TestReferencesThatAreWrittenOut: funcref is 70, and 63 70 as well. Read in another
+// way than the engine's, either hides what comes after it.
+func TestReferencesThatAreWrittenOut(t *testing.T) {
+	t.Parallel()
+	engine := wasmtime.NewEngine()
+	t.Cleanup(engine.Close)
+	const (
+		hidden  = "\x02\x40\x41\x00\x0e\x03\x00\x00\x00\x00\x0b" // a br_table of 3 targets in a block
+		grows   = "\x41\x01\x40\x80\x00\x1a"                     // memory.grow, and 0 in two bytes
+		null    = "\xd0\x70"                                     // ref.null func
+		selects = null + null + "\x41\x00\x1c\x01\x63\x70\x1a"   // select of a funcref
+		block   = "\x02\x63\x70" + null + "\x0b\x1a"             // block with a funcref
+		table   = "\x04\x05\x01\x63\x70\x00\x01"                 // a section with one table of 1
+		grown   = null + "\x41\x01\xfc\x0f\x00\x1a"              // table.grow
+	)
+	for name, test := range map[string]struct {
+		types, table, locals, code string
+		rewritten                  bool
+	}{
+		"plain":                 {code: hidden},
+		"locals":                {locals: "\x03\x01\x63\x70\x01\x63\x70\x06\x7f", code: hidden},
+		"types":                 {types: "\x60\x02\x63\x70\x7f\x01\x63\x70", code: hidden},
+		"a select":              {code: selects + hidden},
+		"a block":               {code: block + hidden},
+		"a table":               {table: table, code: grown + hidden, rewritten: true},
+		"all":                   {types: "\x60\x00\x02\x63\x6f\x63\x70", table: table, locals: "\x01\x02\x63\x6f", code: selects + grown + block + hidden, rewritten: true},
+		"an index that is long": {code: grows + hidden, rewritten: true},
+	} {
+		types, n := "\x60\x00\x00", "\x01"
+		if test.types != "" {
+			types, n = types+test.types, "\x02"
+		}
+		locals := test.locals
+		if locals == "" {
+			locals = "\x00"
+		}
+		part := func(id, body string) string { return id + string(rune(len(body))) + body }
+		body := locals + test.code + "\x0b"
+		binary := []byte("\x00asm\x01\x00\x00\x00" + part("\x01", n+types) + part("\x03", "\x01\x00") + test.table +
+			part("\x05", "\x01\x00\x01") + part("\x0a", "\x01"+string(rune(len(body)))+body))
+		if err := wasmtime.ModuleValidate(engine, binary); err != nil {
+			t.Errorf("%s: the engine does not take it: %v", name, err)
+			continue
+		}
+		m, err := wasm.Parse(binary)
+		if err != nil {
+			t.Errorf("%s: Parse = %v", name, err)
+			continue
+		}
+		if got := m.Code(); got.Unreadable || got.BranchTargets != 3 {
+			t.Errorf("%s: Code = %+v, want a br_table of 3 targets", name, got)
+		}
+		rewritten, err := m.Instrument()
+		if err != nil || (rewritten != nil) != test.rewritten {
+			t.Errorf("%s: Instrument = %x, %v", name, rewritten, err)
+		}
+		if rewritten != nil {
+			if err := wasmtime.ModuleValidate(engine, rewritten); err != nil {
+				t.Errorf("%s: rewritten it is invalid: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestCodeThatCannotBeRead is told, also when what could be read is harmless.
+func TestCodeThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	for name, body := range map[string]string{
+		"an unknown instruction": "\x00\x06\x40\x0b\x0b", // try
+		"an unknown type":        "\x01\x01\x6e\x0b",     // anyref
+		"an end before the end":  "\x00\x0b\x01\x0b",
+		"no end":                 "\x00\x01\x01",
+		"a block without an end": "\x00\x02\x40\x0b",
+	} {
+		binary := "\x00asm\x01\x00\x00\x00\x01\x04\x01\x60\x00\x00\x03\x02\x01\x00\x0a" + string(rune(len(body)+2)) + "\x01" + string(rune(len(body))) + body
+		m, err := wasm.Parse([]byte(binary))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got := m.Code(); !got.Unreadable {
+			t.Errorf("%s: Code = %+v, want unreadable", name, got)
 		}
 	}
 }
