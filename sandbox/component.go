@@ -79,6 +79,9 @@ func (r *componentRun) execute(components *wasmtimex.Components, component *wasm
 	if err != nil {
 		return outcome{}, err
 	}
+	if n := instancesIn(result.Text); n > 0 {
+		return outcome{result: result, instances: n}, nil
+	}
 	if result.Kind == wasmtimex.Failed && r.stopped() == stopNone && guest.MemoryWanted() == 0 {
 		return outcome{}, refusef("the component cannot be instantiated: %s: build it for WASI 0.2 (wasm32-wasip2)", engineText(result.Text))
 	}

@@ -67,6 +67,11 @@ var hostileComponents = []struct {
 		kind: sandbox.LimitHit, says: "linear memory growth to 11796480 bytes exceeds capabilities.limits.memory_bytes (10485760)",
 	},
 	{
+		name: "too many instances", text: runs(strings.Repeat("(core instance (instantiate $m))", 10), "(i32.const 0)"),
+		set:  func(s *sandbox.Spec) { s.Limits.Instances = 5 },
+		kind: sandbox.LimitHit, says: "resource limits: 6 instances or more exceed capabilities.limits.instances (5)",
+	},
+	{
 		name: "a large table", text: runs("(core module $n (table 100001 funcref)) (core instance (instantiate $n))", "(i32.const 0)"),
 		kind: sandbox.LimitHit, says: "table growth to 100001 elements exceeds capabilities.limits.table_elements (100000)",
 	},

@@ -69,7 +69,9 @@ const (
 	LimitDeadline Limit = "deadline"
 	LimitMemory   Limit = "memory"
 	LimitTable    Limit = "table"
-	LimitCalls    Limit = "calls"
+	// LimitInstances is of components alone: a module is one instance.
+	LimitInstances Limit = "instances"
+	LimitCalls     Limit = "calls"
 )
 
 // Ending is how one run ended. Only the members of its Kind carry meaning; the
@@ -108,6 +110,11 @@ func memoryEnding(bytes uint64, limit int64) Ending {
 func tableEnding(elements uint64, limit int64) Ending {
 	return Ending{Kind: LimitHit, Limit: LimitTable, Message: fmt.Sprintf(
 		resourceLimits+"table growth to %d elements exceeds capabilities.limits.table_elements (%d)", elements, limit)}
+}
+
+func instancesEnding(instances uint64, limit int64) Ending {
+	return Ending{Kind: LimitHit, Limit: LimitInstances, Message: fmt.Sprintf(
+		resourceLimits+"%d instances or more exceed capabilities.limits.instances (%d)", instances, limit)}
 }
 
 func callsEnding() Ending {

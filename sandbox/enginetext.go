@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 )
@@ -26,6 +27,17 @@ func engineCauses(text string) []string {
 // engineText is an error of the engine's in one line.
 func engineText(text string) string {
 	return cut(strings.Join(engineCauses(text), ": "), 512)
+}
+
+// instancesIn is the number of instances at which the engine's limiter refused one
+// more; 0: the text is about something else.
+func instancesIn(text string) (n uint64) {
+	for _, cause := range engineCauses(text) {
+		if _, err := fmt.Sscanf(cause, "resource limit exceeded: instance count too high at %d", &n); err == nil {
+			return n
+		}
+	}
+	return 0
 }
 
 // trapText is the root cause of a trap; what comes before it is the guest's stack.

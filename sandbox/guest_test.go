@@ -126,22 +126,26 @@ func TestGoEvents(t *testing.T) {
 			}
 		})
 	}
-	t.Run("canceled", func(t *testing.T) {
-		t.Parallel()
-		canceled := make(chan struct{})
-		s := agent(t, "", "sleeper")
-		s.Canceled = canceled
-		var events []protocol.Event
-		got := e.Run(context.Background(), s, func(ev protocol.Event) {
-			if events = append(events, ev); ev.Text == "ready" {
-				close(canceled)
+	for behaviour, message := range map[string]string{
+		"sleeper": "stopped when asked", "asker": "the task was canceled", "talker": "the task was canceled",
+	} {
+		t.Run("canceled, a "+behaviour, func(t *testing.T) {
+			t.Parallel()
+			canceled := make(chan struct{})
+			s := agent(t, "", behaviour)
+			s.Canceled = canceled
+			var last protocol.Event
+			got := e.Run(context.Background(), s, func(ev protocol.Event) {
+				if last = ev; ev.Text == "ready" {
+					close(canceled)
+				}
+			})
+			want := protocol.Event{Kind: protocol.EventTurnFailed, Failure: protocol.FailCanceled, Message: message}
+			if got.Kind != sandbox.Exited || !cmp.Equal(last, want) {
+				t.Errorf("Run = %s with %+v, want exited with %+v", got.Kind, last, want)
 			}
 		})
-		want := protocol.Event{Kind: protocol.EventTurnFailed, Failure: protocol.FailCanceled, Message: "stopped when asked"}
-		if got.Kind != sandbox.Exited || len(events) != 2 || !cmp.Equal(events[1], want) {
-			t.Errorf("Run = %s with %+v, want exited with %+v", got.Kind, events, want)
-		}
-	})
+	}
 	t.Run("stubborn", func(t *testing.T) {
 		t.Parallel()
 		ctx, cancel := context.WithCancel(context.Background())

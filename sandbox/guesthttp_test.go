@@ -233,3 +233,25 @@ func TestGoTransportStopsWhenAsked(t *testing.T) {
 		t.Errorf("the guest ended %s %s and said %q", end.Kind, end.Message, said.text())
 	}
 }
+
+// TestGoTransportStopsInAnEndlessBody cancels a task whose guest reads without a pause.
+func TestGoTransportStopsInAnEndlessBody(t *testing.T) {
+	t.Parallel()
+	canceled := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for n, err := 0, error(nil); err == nil; n++ {
+			if n == 100 {
+				close(canceled)
+			}
+			_, err = w.Write(make([]byte, 64<<10))
+		}
+	}))
+	t.Cleanup(server.Close)
+	s := requestsSpec(t, server, "endless "+server.URL)
+	s.Canceled = canceled
+	var said recorder
+	end := newSupervisor(t, patiently).Run(t.Context(), s, said.emit)
+	if end.Kind != sandbox.Exited || said.text() != "stopped true\n" {
+		t.Errorf("the guest ended %s %s and said %q", end.Kind, end.Message, said.text())
+	}
+}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"os"
 	"strings"
+	"time"
 
 	"starling/protocol"
 	"starling/sandbox/internal/egress"
@@ -86,6 +87,10 @@ func HostileProcess(how, hanging, endless string) int {
 		p.request(1, hanging, "")
 	case "events without an end":
 		for {
+			p.must(data.send(msgEvent, func(e *encoder) { encodeEvent(e, &protocol.Event{Kind: protocol.EventUsage}) }))
+		}
+	case "an event now and then":
+		for now := time.NewTicker(200 * time.Millisecond); ; <-now.C {
 			p.must(data.send(msgEvent, func(e *encoder) { encodeEvent(e, &protocol.Event{Kind: protocol.EventUsage}) }))
 		}
 	case "answers that are not read":

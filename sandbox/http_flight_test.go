@@ -332,3 +332,49 @@ func TestAProcessThatTalksOn(t *testing.T) {
 		t.Errorf("Run = %+v, want a process that was killed because it goes on", end)
 	}
 }
+
+// TestAProcessThatTalksNowAndThen past its guest's deadline has little time beside what
+// an observer takes that is slow with each word.
+func TestAProcessThatTalksNowAndThen(t *testing.T) {
+	t.Parallel()
+	s := newSupervisor(t, func(c *sandbox.ProcessConfig) {
+		c.Command = hostileProcess(t, "an event now and then", "", "")
+		c.KillAfter = 500 * time.Millisecond // longer than it is silent
+	})
+	run := spec(t, testenv.WAT(t, "noop"))
+	run.Limits.DeadlineSeconds = 1
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	end := s.Run(ctx, run, func(protocol.Event) { <-time.After(60 * time.Millisecond) }) // an observer that takes long
+	if end.Kind != sandbox.LimitHit || end.Limit != sandbox.LimitDeadline {
+		t.Errorf("Run = %+v, want the deadline", end)
+	}
+}
+
+// TestManyWordsBeforeTheDeadline: a guest that says more at once than a process may
+// after its deadline is not taken for one that goes on, when the observer held it back.
+func TestManyWordsBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
+	const killAfter = time.Second
+	s := newSupervisor(t, func(c *sandbox.ProcessConfig) { c.KillAfter = killAfter })
+	run := spec(t, wat(t, `(module
+	  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+	  (import "murmur:stream/events@0.1.0" "emit-chunk" (func $chunk (param i32 i32)))
+	  (memory (export "memory") 16)
+	  (func (export "_start") (local $at i32)
+	    (call $chunk (i32.const 16) (i32.const 1))
+	    (local.set $at (i32.const 1024))
+	    (loop $fill
+	      (i32.store offset=4 (local.get $at) (i32.const 1))
+	      (local.set $at (i32.add (local.get $at) (i32.const 8)))
+	      (br_if $fill (i32.lt_u (local.get $at) (i32.const 801024))))
+	    (loop $l
+	      (drop (call $write (i32.const 2) (i32.const 1024) (i32.const 100000) (i32.const 64)))
+	      (br $l))))`))
+	run.Limits.DeadlineSeconds = 1
+	slow := sync.OnceFunc(func() { <-time.After(time.Second + 2*killAfter) }) // the deadline itself has to pass
+	end := s.Run(t.Context(), run, func(protocol.Event) { slow() })
+	if end.Kind != sandbox.LimitHit || end.Limit != sandbox.LimitDeadline {
+		t.Errorf("Run = %+v, want the deadline", end)
+	}
+}

@@ -150,12 +150,13 @@ type remoteRun struct {
 	young       young
 	watcher     sync.WaitGroup
 	mu          sync.Mutex
-	ended       bool      // nothing more is to be set up
-	stopWatcher func()    // nil while there is none: see grown
-	killAt      time.Time // the process is killed unless it says something by then
-	stopping    error     // why the guest was told to stop
-	overdue     time.Time // its deadline and the time to keep it
-	late        int       // messages after either
+	ended       bool          // nothing more is to be set up
+	stopWatcher func()        // nil while there is none: see grown
+	killAt      time.Time     // the process is killed unless it says something by then
+	stopping    error         // why the guest was told to stop
+	overdue     time.Time     // its deadline or the stop, and the time to keep it; zero before
+	held        time.Duration // that the worker held it back since
+	late        int           // messages since it was stopped or overdue
 }
 
 // run returns an error when the guest did not start and might in another process.
@@ -287,8 +288,8 @@ func (r *remoteRun) started() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.begun = time.Now()
-	r.overdue = r.begun.Add(time.Duration(r.spec.Limits.DeadlineSeconds)*time.Second + r.s.cfg.KillAfter)
 	if r.stopping == nil {
+		r.overdue = r.begun.Add(time.Duration(r.spec.Limits.DeadlineSeconds)*time.Second + r.s.cfg.KillAfter)
 		r.killBy(r.overdue)
 	}
 }
@@ -298,19 +299,33 @@ func (r *remoteRun) stop(cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stopping = cause
-	if at := time.Now().Add(r.s.cfg.KillAfter); at.Before(r.killAt) {
+	at := time.Now().Add(r.s.cfg.KillAfter)
+	if r.overdue.IsZero() || at.Before(r.overdue) {
+		r.overdue = at
+	}
+	if at.Before(r.killAt) {
 		r.killBy(at)
 	}
 }
 
-// heldBack gives the process time again: it waited for the worker.
-func (r *remoteRun) heldBack() {
+// heldBack gives the process time again, which waited so long for the worker: of what
+// it takes itself beside that once it is overdue, ownTime at most.
+func (r *remoteRun) heldBack(took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if at := time.Now().Add(r.s.cfg.KillAfter); at.After(r.killAt) {
+	now := time.Now()
+	r.held += max(0, min(took, now.Sub(r.overdue)))
+	at, most := now.Add(r.s.cfg.KillAfter), r.overdue.Add(r.held+ownTime*r.s.cfg.KillAfter)
+	if most.Before(at) {
+		at = most
+	}
+	if at.After(r.killAt) {
 		r.killBy(at)
 	}
 }
+
+// ownTime is in times of KillAfter.
+const ownTime = 4
 
 // slowEmit is how long the worker may hold a guest back before that counts
 // against the process's time to stop.
@@ -342,7 +357,7 @@ func (r *remoteRun) take(kind messageKind, body []byte) (*Ending, error) {
 		began := time.Now()
 		r.emit(event)
 		if took := time.Since(began); took > slowEmit {
-			r.heldBack()
+			r.heldBack(took)
 		}
 	case msgHTTPSend, msgHTTPRead, msgHTTPClose:
 		if err := r.http.take(kind, body); err != nil {

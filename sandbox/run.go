@@ -224,6 +224,7 @@ type outcome struct {
 	result         wasmtimex.Result
 	memoryWanted   uint64 // bytes
 	elementsWanted uint64
+	instances      uint64 // that a component has, at least, when they were too many
 }
 
 // execute returns an error when the guest never started.
@@ -276,6 +277,8 @@ func (r *run) ending(o outcome, late bool) Ending {
 		return memoryEnding(o.memoryWanted, l.MemoryBytes)
 	case r.stop == stopNone && o.elementsWanted > uint64(l.TableElements):
 		return tableEnding(o.elementsWanted, l.TableElements)
+	case r.stop == stopNone && o.instances > 0:
+		return instancesEnding(o.instances, l.Instances)
 	case r.stop == stopDeadline || late:
 		return deadlineEnding(l.DeadlineSeconds)
 	case r.stop == stopExit:

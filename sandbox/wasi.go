@@ -97,6 +97,9 @@ func (r *run) fdWrite(c *wasmtimex.Call) bool {
 				return false
 			}
 		}
+		if len(vectors) > 8 && !r.alive() {
+			return false
+		}
 	}
 	binary.LittleEndian.PutUint32(written, uint32(total))
 	c.Return(errnoSuccess)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"runtime"
 	"sync"
 	"unsafe"
 )
@@ -120,6 +121,7 @@ func (x *exchange) Read(p []byte) (int, error) {
 		n := hostRead(x.handle, unsafe.Pointer(&p[0]), uint32(len(p)))
 		switch {
 		case n > 0:
+			runtime.Gosched() // a loop that reads would keep others from running
 			return int(n), nil
 		case n == 0:
 			return 0, x.fail(io.EOF)

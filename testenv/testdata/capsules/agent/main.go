@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -57,6 +58,32 @@ var behaviours = map[string]func(task string, args []string){
 			time.Sleep(5 * time.Millisecond)
 		}
 		guest.TurnFailed(guest.FailCanceled, "stopped when asked")
+	},
+	// asker computes until its context says that it was canceled.
+	"asker": func(string, []string) {
+		ctx, stop := guest.Context(context.Background())
+		defer stop()
+		guest.Note("ready")
+		for ctx.Err() == nil {
+		}
+		guest.TurnFailed(guest.FailCanceled, context.Cause(ctx).Error())
+	},
+	// talker talks until a context made from the task's is done.
+	"talker": func(string, []string) {
+		task, stop := guest.Context(context.Background())
+		defer stop()
+		ctx, cancel := context.WithTimeout(task, time.Hour)
+		defer cancel()
+		guest.Note("ready")
+		for said := false; !said; {
+			select {
+			case <-ctx.Done():
+				guest.TurnFailed(guest.FailCanceled, context.Cause(ctx).Error())
+				said = true
+			default:
+				guest.ThinkingDelta("x")
+			}
+		}
 	},
 	// stubborn says that it is ready and never stops.
 	"stubborn": func(string, []string) {

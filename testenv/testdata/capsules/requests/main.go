@@ -193,6 +193,19 @@ var behaviours = map[string]func(url string, n int){
 		_, err := client.Do(request(ctx, http.MethodGet, url, nil))
 		say("stopped %t", errors.Is(err, guest.ErrCanceled))
 	},
+	// endless reads a body until the task is canceled, by a client with a time limit,
+	// whose context is another than the task's.
+	"endless": func(url string, _ int) {
+		ctx, stop := guest.Context(context.Background())
+		defer stop()
+		patient := guesthttp.NewClient()
+		patient.Timeout = time.Hour
+		answer, err := patient.Do(request(ctx, http.MethodGet, url, nil))
+		if err == nil {
+			_, err = io.Copy(io.Discard, answer.Body)
+		}
+		say("stopped %t", errors.Is(err, guest.ErrCanceled) || errors.Is(err, context.Canceled))
+	},
 	// compute counts while it waits, and gives way now and then.
 	"compute": func(url string, n int) {
 		done := make(chan struct{})
