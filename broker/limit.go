@@ -67,7 +67,7 @@ func (b *Bus) full(stream string, err error) string {
 		flag, unit = l.messages, "messages"
 	}
 	if flag != "" {
-		text += fmt.Sprintf(": `%s` raises its limit, with more %s", b.Command("init "+flag), unit)
+		text += fmt.Sprintf(": `%s` raises its limit, with more %s", b.Command("init "+flag+" N"), unit)
 	}
 	return text
 }

@@ -52,7 +52,7 @@ func fullLedger(t *testing.T, url string) {
 	refused := newJob()
 	began := time.Now()
 	_, err = b.Dispatch(t.Context(), refused, broker.DispatchOptions{AllowUnserved: true})
-	wantError(t, "Dispatch()", err, broker.ErrLedgerFull, "KV_starling-delegations", "maximum bytes exceeded", "`starling init --max-ledger-bytes` raises its limit")
+	wantError(t, "Dispatch()", err, broker.ErrLedgerFull, "KV_starling-delegations", "maximum bytes exceeded", "`starling init --max-ledger-bytes N` raises its limit")
 	if took := time.Since(began); errors.Is(err, broker.ErrUnclear) || took > 5*time.Second {
 		t.Errorf("Dispatch() = %v after %s, want a refusal at once", err, took)
 	}
@@ -105,5 +105,5 @@ func TestAFullStoreOfResults(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := b.PutResult(t.Context(), "dlg_2", "ses_1", make([]byte, 8<<20))
-	wantError(t, "PutResult()", err, broker.ErrRefused, "OBJ_starling-results", "`starling init --max-result-bytes` raises its limit")
+	wantError(t, "PutResult()", err, broker.ErrRefused, "OBJ_starling-results", "`starling init --max-result-bytes N` raises its limit")
 }

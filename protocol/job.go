@@ -200,7 +200,7 @@ func (j Job) Validate() error {
 		bad("max_attempts is %d: it is at least 1", j.MaxAttempts)
 	}
 	for name, value := range j.Env {
-		if !validEnvName(name) {
+		if !ValidEnvName(name) {
 			bad("env has %q: it is no environment name", clip(name, 64))
 		}
 		if strings.ContainsRune(value, 0) || !utf8.ValidString(value) {

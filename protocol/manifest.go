@@ -257,7 +257,7 @@ func (c Capabilities) problems() []error {
 		}
 	}
 	for i, name := range c.Env.Allow {
-		if !validEnvName(name) {
+		if !ValidEnvName(name) {
 			bad("env.allow[%d] is %q: it is an environment name", i, clip(name, 64))
 		}
 	}
@@ -274,13 +274,15 @@ func (c Capabilities) problems() []error {
 	return problems
 }
 
-func validEnvName(name string) bool {
+// ValidEnvName reports whether an environment variable may have the name: letters,
+// digits and _, at most 128, and no digit first.
+func ValidEnvName(name string) bool {
 	return spelled(name, 1, 128, letters+digits+"_") && !strings.Contains(digits, name[:1])
 }
 
 // ValidSecretName reports whether a secret may have the name: it is like that of an
 // environment variable.
-func ValidSecretName(name string) bool { return validEnvName(name) }
+func ValidSecretName(name string) bool { return ValidEnvName(name) }
 
 // subpath reports whether p names something below a root and nothing else.
 func subpath(p string) bool {

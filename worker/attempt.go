@@ -146,7 +146,8 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 		a.log.Warn("signals of the capsule dropped", "signals_dropped", end.SignalsDropped)
 	}
 	if end.StdoutDropped > 0 {
-		a.log.Warn("output of the capsule dropped beyond its bound", "stdout_dropped", end.StdoutDropped, "bound", protocol.MaxOutputBytes)
+		a.log.Warn("output of the capsule dropped beyond its bounds", "stdout_dropped", end.StdoutDropped,
+			"bound", protocol.MaxOutputBytes, "line_bound", protocol.MaxLineBytes)
 	}
 	a.log.Debug("guest gone", "ending", end.Kind.String(), "duration_ms", end.Duration.Milliseconds(),
 		"stdout_dropped", end.StdoutDropped, "stderr_dropped", end.StderrDropped, "signals_dropped", end.SignalsDropped)

@@ -86,10 +86,33 @@ func (c *Config) Validate() error {
 			bad("%s is %q: it is an absolute path", name, dir)
 		}
 	}
-	for _, entry := range c.Ceiling.Network {
+	c.Ceiling.validate(bad)
+	return errors.Join(problems...)
+}
+
+// validate says with bad what makes no sense.
+func (c Ceiling) validate(bad func(format string, args ...any)) {
+	for variable, most := range map[string]int64{
+		"STARLING_CEILING_MEMORY_BYTES": c.MemoryBytes, "STARLING_CEILING_TABLE_ELEMENTS": c.TableElements,
+		"STARLING_CEILING_INSTANCES": c.Instances, "STARLING_CEILING_DEADLINE_SECONDS": c.DeadlineSeconds,
+		"STARLING_CEILING_WORKDIR_BYTES": c.WorkdirBytes,
+	} {
+		if most < 0 {
+			bad("%s is %d: it is at least 1, or 0 for no ceiling", variable, most)
+		}
+	}
+	for variable, names := range map[string][]string{
+		"STARLING_CEILING_ENV": c.Env, "STARLING_CEILING_CREDENTIAL_ENV": c.CredentialEnv,
+	} {
+		for _, name := range names {
+			if !protocol.ValidEnvName(name) {
+				bad("%s has %q: it is a list of environment names, comma-separated", variable, name)
+			}
+		}
+	}
+	for _, entry := range c.Network {
 		if _, err := protocol.ParseNetworkRule(entry); err != nil {
 			bad("network ceiling (STARLING_CEILING_NETWORK): %w", err)
 		}
 	}
-	return errors.Join(problems...)
 }

@@ -231,3 +231,25 @@ func TestAJobMakesMoreOfTheDirectoryReadOnly(t *testing.T) {
 		}
 	}
 }
+
+// TestCeilingsThatMakeNoSense are refused with their variable, each by itself.
+func TestCeilingsThatMakeNoSense(t *testing.T) {
+	t.Parallel()
+	for want, c := range map[string]worker.Ceiling{
+		"":                                      {Env: []string{"LANG", "_x1"}, MemoryBytes: 1},
+		"STARLING_CEILING_MEMORY_BYTES is -1":   {MemoryBytes: -1},
+		"STARLING_CEILING_TABLE_ELEMENTS is -1": {TableElements: -1},
+		"STARLING_CEILING_INSTANCES is -1":      {Instances: -1},
+		"STARLING_CEILING_DEADLINE_SECONDS is -1: it is at least 1, or 0 for no ceiling": {DeadlineSeconds: -1},
+		"STARLING_CEILING_WORKDIR_BYTES is -1":                                           {WorkdirBytes: -1},
+		`STARLING_CEILING_ENV has "A B"`:                                                 {Env: []string{"LANG", "A B"}},
+		`STARLING_CEILING_CREDENTIAL_ENV has "="`:                                        {CredentialEnv: []string{"="}},
+		"STARLING_CEILING_NETWORK":                                                       {Network: []string{"a b"}},
+	} {
+		cfg := worker.Config{Ceiling: c, WorkRoot: "/work", CacheDir: "/cache"}
+		err := cfg.Validate()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("Validate() = %v, want %q", err, want)
+		}
+	}
+}

@@ -22,7 +22,7 @@ func TestOutputBeyondItsBoundIsLogged(t *testing.T) {
 	if e := f.end(t, job); e.rec.Status != protocol.StatusOK {
 		t.Errorf("the flood ended %s with %+v, want ok", e.rec.Status, e.rec.Ending)
 	}
-	line := m.log.wait(t, "output of the capsule dropped beyond its bound")
+	line := m.log.wait(t, "output of the capsule dropped beyond its bounds")
 	if want := strconv.Itoa(2 * piece); line.attrs["stdout_dropped"] != want {
 		t.Errorf("logged %v, want %s bytes dropped", line.attrs, want)
 	}

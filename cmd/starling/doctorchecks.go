@@ -239,7 +239,7 @@ func (x *examination) room() {
 				tight = true
 				raise := "where it was set"
 				if limit.flag != "" {
-					raise = "with " + x.bus.Command("init "+limit.flag)
+					raise = "with " + x.bus.Command("init "+limit.flag+" N")
 				}
 				x.full("room", "stream "+s.Name+", "+limit.what, limit.used, limit.max, "let workers catch up, or raise its limit "+raise)
 			}

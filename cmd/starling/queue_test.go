@@ -19,11 +19,11 @@ func TestAFullQueueIsRefusedAtOnce(t *testing.T) {
 		fits   int
 		advice string
 	}{
-		"by count": {broker.InitConfig{MaxJobs: 3}, "small", 3, "`starling init --max-jobs` raises its limit, with more messages; or try again later"},
+		"by count": {broker.InitConfig{MaxJobs: 3}, "small", 3, "`starling init --max-jobs N` raises its limit, with more messages; or try again later"},
 		"by bytes": {
 			broker.InitConfig{MaxJobBytes: 300_000},
 			strings.Repeat("x", 90_000), 3,
-			"`starling init --max-job-bytes` raises its limit, with more bytes; or try again later",
+			"`starling init --max-job-bytes N` raises its limit, with more bytes; or try again later",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
