@@ -319,7 +319,7 @@ func hostileProcess(t *testing.T, how, hanging, endless string) []string {
 // was slow holds it back past that.
 func TestAProcessThatTalksOn(t *testing.T) {
 	t.Parallel()
-	const killAfter = 3 * time.Second
+	const killAfter = 8 * time.Second
 	s := newSupervisor(t, func(c *sandbox.ProcessConfig) {
 		c.Command = hostileProcess(t, "events without an end", "", "")
 		c.KillAfter = killAfter

@@ -66,26 +66,20 @@ func (w *workerProcess) signal(t *testing.T, s syscall.Signal) {
 	}
 }
 
-// insist asks the worker to stop, which waits for its open pulls, and again, which
-// does not, until it has ended. It says how.
+// insist asks the worker to stop, which waits for its open pulls, some 10 s, and then
+// again, which does not. It says how it ended.
 func (w *workerProcess) insist(t *testing.T) error {
 	t.Helper()
 	w.signal(t, syscall.SIGTERM)
-	again := time.NewTicker(sameStop)
+	again := time.NewTimer(2 * sameStop)
 	defer again.Stop()
-	gone := time.After(90 * time.Second)
-	for {
-		select {
-		case err := <-w.done:
-			w.done <- err
-			return err
-		case <-again.C:
-			_ = w.command.Process.Signal(syscall.SIGINT) // it may have ended
-		case <-gone:
-			t.Error("a worker does not end")
-			return nil
-		}
+	select {
+	case err := <-w.done:
+		w.done <- err
+	case <-again.C: // once: a third signal ends a program that is about to end
+		w.signal(t, syscall.SIGINT)
 	}
+	return w.ended(t)
 }
 
 // ended waits until the worker has ended and says how.
