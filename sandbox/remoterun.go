@@ -308,8 +308,8 @@ func (r *remoteRun) stop(cause error) {
 	}
 }
 
-// heldBack gives the process time again, which waited so long for the worker: of what
-// it takes itself beside that once it is overdue, ownTime at most.
+// heldBack gives the process time again, after it waited so long for the worker. Once
+// it is overdue, what it takes itself beside those waits is ownTime at most.
 func (r *remoteRun) heldBack(took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -80,7 +80,7 @@ func (r *run) fdWrite(c *wasmtimex.Call) bool {
 		return true
 	}
 	total := uint64(0)
-	for ; len(vectors) > 0; vectors = vectors[8:] {
+	for ; len(vectors) > 0; vectors = vectors[vectorBytes:] {
 		data, ok := c.Bytes(binary.LittleEndian.Uint32(vectors), binary.LittleEndian.Uint32(vectors[4:]))
 		if !ok {
 			c.Return(errnoFault)
@@ -97,7 +97,7 @@ func (r *run) fdWrite(c *wasmtimex.Call) bool {
 				return false
 			}
 		}
-		if len(vectors) > 8 && !r.alive() {
+		if len(vectors) > vectorBytes && !r.alive() { // there is another
 			return false
 		}
 	}
@@ -106,12 +106,17 @@ func (r *run) fdWrite(c *wasmtimex.Call) bool {
 	return true
 }
 
-// buffers is the memory of n pairs of pointer and length.
+// vectorBytes is the size of a pair of pointer and length.
+//
+// Source: WASI snapshot preview 1, "ciovec".
+const vectorBytes = 8
+
+// buffers is the memory of n vectors.
 func buffers(c *wasmtimex.Call, pointer, n uint32) ([]byte, bool) {
-	if uint64(n)*8 > 1<<32-1 {
+	if uint64(n)*vectorBytes > 1<<32-1 {
 		return nil, false
 	}
-	return c.Bytes(pointer, n*8)
+	return c.Bytes(pointer, n*vectorBytes)
 }
 
 func (r *run) write(to stream, piece []byte) bool {
