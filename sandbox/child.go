@@ -175,12 +175,10 @@ func (s *childSlot) serve() error {
 		if err != nil {
 			return err
 		}
-		r := newChildRun(s.c.engine, s.data, spec)
-		r.components = s.c.cfg.Components
+		r := newChildRun(s, spec)
 		s.begin(r)
 		end := r.run()
-		s.begin(nil)
-		if err := s.data.send(msgEnding, func(e *encoder) { encodeEnding(e, &end) }); err != nil {
+		if err := s.end(r, &end); err != nil {
 			return err
 		}
 	}
@@ -192,6 +190,16 @@ func (s *childSlot) begin(r *childRun) {
 	defer s.mu.Unlock()
 	s.current = r
 	s.tell()
+}
+
+// end tells the worker how the guest of r ended, unless it was told.
+func (s *childSlot) end(r *childRun, end *Ending) error {
+	if r.ended {
+		return nil
+	}
+	r.ended = true
+	s.begin(nil)
+	return s.data.send(msgEnding, func(e *encoder) { encodeEnding(e, end) })
 }
 
 // tell tells the guest of what was asked. s.mu is held.
@@ -259,11 +267,11 @@ func (s *childSlot) interrupt(number int64, kind messageKind, d *decoder) error 
 
 // childRun is one guest in this process.
 type childRun struct {
+	place  *childSlot
 	engine *Engine
 	slot   *pipe
 	spec   *remoteSpec
-
-	components bool // may run here
+	ended  bool // the worker was told how, or is gone
 
 	ctx    context.Context // of the guest, which outlives the call that made it
 	stop   context.CancelCauseFunc
@@ -275,8 +283,8 @@ type childRun struct {
 	unsaid young // that the guest started, while the worker was not told
 }
 
-func newChildRun(engine *Engine, slot *pipe, spec *remoteSpec) *childRun {
-	r := &childRun{engine: engine, slot: slot, spec: spec, exchanges: map[uint32]*exchange{}}
+func newChildRun(place *childSlot, spec *remoteSpec) *childRun {
+	r := &childRun{place: place, engine: place.c.engine, slot: place.data, spec: spec, exchanges: map[uint32]*exchange{}}
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
 	canceled := make(chan struct{})
 	r.cancel = sync.OnceFunc(func() { close(canceled) })
@@ -284,10 +292,12 @@ func newChildRun(engine *Engine, slot *pipe, spec *remoteSpec) *childRun {
 	return r
 }
 
+// run runs the guest. The worker hears of the ending before the guest's memory is put
+// back, unless a neighbour would be blamed for a process that dies of that.
 func (r *childRun) run() Ending {
 	defer r.stop(nil)
 	if r.spec.code.needs.Component {
-		if !r.components {
+		if !r.place.c.cfg.Components {
 			return refused(refuseComponent(r.spec.Module))
 		}
 		return r.runComponent()
@@ -295,9 +305,15 @@ func (r *childRun) run() Ending {
 	src := source{path: r.spec.code.Path, digest: r.spec.Digest, code: &r.spec.code}
 	return r.engine.run(r.ctx, src, r.spec.Limits, func(s seat) Ending {
 		r.sayStarted(s.module)
-		defer r.engine.lasting.remove(&r.unsaid)
-		defer s.module.ran.Store(true)
-		return newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r}).run(s.form, r.spec.preopens)
+		guest := newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r})
+		defer guest.close()
+		end := guest.run(s.form, r.spec.preopens)
+		r.engine.lasting.remove(&r.unsaid)
+		s.module.ran.Store(true)
+		if r.place.c.cfg.Density == 1 {
+			r.must(r.place.end(r, &end))
+		}
+		return end
 	})
 }
 

@@ -53,8 +53,17 @@ func TestRemovedDirectoriesAreMadeAnew(t *testing.T) {
 				}
 			}
 			check()
+			sieve := spec(t, testenv.WAT(t, "sieve"))
+			if err := s.Prepare(t.Context(), sieve.Module, sieve.Digest); err != nil {
+				t.Fatal(err)
+			}
 			before := s.PIDs()
 			remove(t, work, cache)
+			for _, without := range []sandbox.Spec{noop, sieve} { // which the process has, and has not
+				if end := s.Run(t.Context(), without, func(protocol.Event) {}); end.Kind != sandbox.Exited {
+					t.Errorf("a guest without a directory ended %+v\n%s", end, log.String())
+				}
+			}
 			check()
 			testenv.EventuallyTrue(t, soon, "the old process is gone", func() bool {
 				return !slices.ContainsFunc(s.PIDs(), func(pid int) bool { return slices.Contains(before, pid) })

@@ -42,7 +42,7 @@ const (
 	msgStarted  messageKind = 's' // the guest runs from here on: empty
 	msgEvent    messageKind = 'e' // a driver event
 	msgStderr   messageKind = 'd' // a piece of stderr
-	msgEnding   messageKind = 'r' // an Ending: the process is free again
+	msgEnding   messageKind = 'r' // an Ending: the process takes the next guest
 	msgCompiled messageKind = 'c' // JSON, compileAnswer
 	// With the number of a request:
 	msgHTTPSend  messageKind = 'q' // its head and its body

@@ -35,9 +35,12 @@ func (s *Supervisor) Run(ctx context.Context, spec Spec, emit func(protocol.Even
 	var err error
 	var died *diedError
 	for range maxTries {
-		// Here, as what is remembered of the module may be gone with the directories.
-		if _, err = s.ground(); err != nil {
-			break
+		// A guest without a directory needs its module alone: its process says when that
+		// is gone, and [Supervisor.make] looks then.
+		if spec.WorkDir != "" {
+			if _, err = s.ground(); err != nil {
+				break
+			}
 		}
 		var found code
 		if found, err = s.compiled(ctx, spec.Module, spec.Digest); err != nil {
