@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"starling/protocol"
 	"starling/sandbox/internal/confine"
@@ -142,7 +143,9 @@ func (c *child) serve() int {
 	return 0
 }
 
-// childSlot is a place for one guest.
+// childSlot is a place for one guest at a time. The worker may have been told of an
+// ending while the guest's memory is still to be put back: what it sends next waits in
+// the pipe.
 type childSlot struct {
 	c             *child
 	data, control *pipe
@@ -162,47 +165,39 @@ func (s *childSlot) serve() error {
 			return err
 		}
 		switch kind {
-		case msgRun:
 		case msgPing:
-			if err := s.data.send(msgPong, nil); err != nil {
-				return err
-			}
-			continue
+			err = s.data.send(msgPong, nil)
+		case msgRun:
+			err = s.runGuest(body)
 		default:
-			return fmt.Errorf("%w: it is a %q", errBadMessage, kind)
+			err = fmt.Errorf("%w: it is a %q", errBadMessage, kind)
 		}
-		spec, err := decodeSpec(body)
 		if err != nil {
-			return err
-		}
-		r := newChildRun(s, spec)
-		s.begin(r)
-		end := r.run()
-		if err := s.end(r, &end); err != nil {
 			return err
 		}
 	}
 }
 
-// begin makes r the guest that can be stopped; nil: none.
-func (s *childSlot) begin(r *childRun) {
+func (s *childSlot) runGuest(body []byte) error {
+	spec, err := decodeSpec(body)
+	if err != nil {
+		return err
+	}
+	r := newChildRun(s, spec)
+	s.setCurrent(r)
+	end := r.run()
+	return r.tellEnding(&end)
+}
+
+// setCurrent makes r the guest that the worker can stop; nil is none.
+func (s *childSlot) setCurrent(r *childRun) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.current = r
 	s.tell()
 }
 
-// end tells the worker how the guest of r ended, unless it was told.
-func (s *childSlot) end(r *childRun, end *Ending) error {
-	if r.ended {
-		return nil
-	}
-	r.ended = true
-	s.begin(nil)
-	return s.data.send(msgEnding, func(e *encoder) { encodeEnding(e, end) })
-}
-
-// tell tells the guest of what was asked. s.mu is held.
+// tell passes on to the current guest what the worker asked for. s.mu is held.
 func (s *childSlot) tell() {
 	r := s.current
 	if r == nil {
@@ -267,11 +262,13 @@ func (s *childSlot) interrupt(number int64, kind messageKind, d *decoder) error 
 
 // childRun is one guest in this process.
 type childRun struct {
-	place  *childSlot
+	slot   *childSlot
 	engine *Engine
-	slot   *pipe
+	pipe   *pipe // of slot, to the worker
 	spec   *remoteSpec
-	ended  bool // the worker was told how, or is gone
+
+	told    bool  // tellEnding was called
+	tellErr error // of that call
 
 	ctx    context.Context // of the guest, which outlives the call that made it
 	stop   context.CancelCauseFunc
@@ -283,8 +280,8 @@ type childRun struct {
 	unsaid young // that the guest started, while the worker was not told
 }
 
-func newChildRun(place *childSlot, spec *remoteSpec) *childRun {
-	r := &childRun{place: place, engine: place.c.engine, slot: place.data, spec: spec, exchanges: map[uint32]*exchange{}}
+func newChildRun(slot *childSlot, spec *remoteSpec) *childRun {
+	r := &childRun{slot: slot, engine: slot.c.engine, pipe: slot.data, spec: spec, exchanges: map[uint32]*exchange{}}
 	r.ctx, r.stop = context.WithCancelCause(context.Background())
 	canceled := make(chan struct{})
 	r.cancel = sync.OnceFunc(func() { close(canceled) })
@@ -292,12 +289,17 @@ func newChildRun(place *childSlot, spec *remoteSpec) *childRun {
 	return r
 }
 
-// run runs the guest. The worker hears of the ending before the guest's memory is put
-// back, unless a neighbour would be blamed for a process that dies of that.
+// shortRun is what a guest cannot leave much in: what it left is put back, and its files
+// are closed, within some milliseconds, for which the next guest waits.
+const shortRun = 10 * time.Millisecond
+
+// run runs the guest. After a short run it tells the worker of the ending before it puts
+// the guest's memory back; see docs/rationale.md. Not with neighbours: they would share
+// the blame if the process died of that.
 func (r *childRun) run() Ending {
 	defer r.stop(nil)
 	if r.spec.code.needs.Component {
-		if !r.place.c.cfg.Components {
+		if !r.slot.c.cfg.Components {
 			return refused(refuseComponent(r.spec.Module))
 		}
 		return r.runComponent()
@@ -310,11 +312,22 @@ func (r *childRun) run() Ending {
 		end := guest.run(s.form, r.spec.preopens)
 		r.engine.lasting.remove(&r.unsaid)
 		s.module.ran.Store(true)
-		if r.place.c.cfg.Density == 1 {
-			r.must(r.place.end(r, &end))
+		if r.slot.c.cfg.Density == 1 && end.Duration < shortRun {
+			_ = r.tellEnding(&end) // runGuest is given its error
 		}
 		return end
 	})
+}
+
+// tellEnding tells the worker how the guest ended. Called again it does nothing and
+// returns the first call's error.
+func (r *childRun) tellEnding(end *Ending) error {
+	if !r.told {
+		r.told = true
+		r.slot.setCurrent(nil)
+		r.tellErr = r.pipe.send(msgEnding, func(e *encoder) { encodeEnding(e, end) })
+	}
+	return r.tellErr
 }
 
 // sayStarted tells the worker at once of a module's first run in this process,
@@ -322,16 +335,16 @@ func (r *childRun) run() Ending {
 // guest says, its end, or after a part of a second.
 func (r *childRun) sayStarted(module *compiled) {
 	if !module.ran.Load() {
-		r.must(r.slot.send(msgStarted, nil))
+		r.must(r.pipe.send(msgStarted, nil))
 		return
 	}
-	r.must(r.slot.sendLater(msgStarted, nil))
-	r.engine.lasting.add(&r.unsaid, r.slot.hasten)
+	r.must(r.pipe.sendLater(msgStarted, nil))
+	r.engine.lasting.add(&r.unsaid, r.pipe.hasten)
 }
 
 // emit blocks while the worker is slow, and so holds the guest back.
 func (r *childRun) emit(event protocol.Event) {
-	r.must(r.slot.sendSoon(msgEvent, func(e *encoder) { encodeEvent(e, &event) }))
+	r.must(r.pipe.sendSoon(msgEvent, func(e *encoder) { encodeEvent(e, &event) }))
 }
 
 // must stops the guest when the worker does not hear it any more. listen sees the
@@ -346,7 +359,7 @@ func (r *childRun) must(err error) {
 type stderrPipe struct{ r *childRun }
 
 func (s stderrPipe) Write(piece []byte) (int, error) {
-	s.r.must(s.r.slot.sendSoon(msgStderr, func(e *encoder) { e.b = append(e.b, piece...) }))
+	s.r.must(s.r.pipe.sendSoon(msgStderr, func(e *encoder) { e.b = append(e.b, piece...) }))
 	return len(piece), nil
 }
 

@@ -41,7 +41,7 @@ func (r *childRun) runComponent() Ending {
 	defer component.Close()
 	r.engine.machines.components.Store(components)
 	defer r.engine.machines.components.Store(nil)
-	r.must(r.slot.send(msgStarted, nil)) // nothing is left that could be this host's fault
+	r.must(r.pipe.send(msgStarted, nil)) // nothing is left that could be this host's fault
 	guest := &componentRun{run: newRun(r.ctx, r.engine, &r.spec.Spec, r.emit, childHTTP{r})}
 	return guest.conclude(guest.execute(components, component, r.spec.preopens))
 }

@@ -9,6 +9,7 @@ import (
 
 	"starling/protocol"
 	"starling/sandbox"
+	"starling/testenv"
 )
 
 // hostileComponents are hostile as the modules of hostile are. They have
@@ -269,5 +270,43 @@ func TestComponentOutputIsBounded(t *testing.T) {
 	}
 	if n := len(r.text()); n != protocol.MaxOutputBytes {
 		t.Errorf("%d bytes in fragments, want %d", n, protocol.MaxOutputBytes)
+	}
+}
+
+// TestAComponentsBoundIsItsOwn: the memory of the guest before it in its process does
+// not count in the bound on its own.
+func TestAComponentsBoundIsItsOwn(t *testing.T) {
+	t.Parallel()
+	p := withComponents(t)
+	component := spec(t, command(t, "héllo", `(call $print (i32.const 1024) (i32.const 6)) (i32.const 0)`))
+	bound := func() int64 {
+		var text []byte
+		end := p.Run(t.Context(), component, func(protocol.Event) {
+			var err error
+			if text, err = os.ReadFile(fmt.Sprintf("/proc/%d/limits", only(t, p))); err != nil {
+				t.Error(err)
+			}
+		})
+		if end.Kind != sandbox.Exited {
+			t.Fatalf("Run = %+v, want exited", end)
+		}
+		_, rest, _ := strings.Cut(string(text), "Max data size")
+		var soft int64
+		if _, err := fmt.Sscan(rest, &soft); err != nil {
+			t.Fatalf("limits: %v\n%s", err, text)
+		}
+		return soft
+	}
+	alone := bound()
+	testenv.EventuallyTrue(t, soon, "its process is gone", func() bool { return len(p.PIDs()) == 0 })
+	// In no pool, as it has more tables than one has places for.
+	hungry := spec(t, wat(t, `(module (table 1 funcref) (table 1 funcref) (table 1 funcref) (table 1 funcref) (table 1 funcref)
+	  (memory (export "memory") 6000)
+	  (func (export "_start") (memory.fill (i32.const 0) (i32.const 1) (i32.const 393216000))))`))
+	if end := p.Run(t.Context(), hungry, func(protocol.Event) {}); end.Kind != sandbox.Exited {
+		t.Fatalf("Run = %+v, want exited", end)
+	}
+	if after := bound(); after > alone+64<<20 {
+		t.Errorf("after a guest of 375 MiB a component's process may have %d MiB more than alone", (after-alone)>>20)
 	}
 }

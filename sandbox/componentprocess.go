@@ -6,13 +6,21 @@ import (
 	"starling/sandbox/internal/wasmtimex"
 )
 
-// spend makes a process fit for one component, and for nothing after it. What
+// spend makes the slot's process fit for one component, and for nothing after it. What
 // the engine does on behalf of a component takes memory of the host without a
 // bound of its own (bytes of random, handles, copies of strings), so the process
 // is bounded instead: to what it has, the component's own memory, and some.
 // Whoever calls it has the process alone.
-func (p *process) spend(memoryBytes int64) error {
+func (s *slot) spend(memoryBytes int64) error {
+	p := s.process
 	p.spent = true
+	// It answers when it has put back the memory of the guest before, which must not
+	// count as what it has.
+	if err := s.ping(); err != nil {
+		p.kill(s)
+		<-p.dead
+		return fmt.Errorf("sandbox process: prepare for a component: %w", err)
+	}
 	if err := limitData(p.pid(), uint64(memoryBytes)+hostMemory); err != nil {
 		return fmt.Errorf("sandbox process: bound the memory of a component: %w", err)
 	}

@@ -6,14 +6,15 @@
 // and an [Engine] in this process, for embedding and tests. Inside a sandbox
 // process an engine runs the guest as well, so the main path is
 //
-//	Supervisor.Run → ground (ground.go) → compiled (compiler.go) → take → remoteRun.run
+//	Supervisor.Run → compiled (compiler.go) → tryRun → take → remoteRun.run
 //	    │ pipes: duplex.go, inlet_linux.go, pipe.go, pipemessage.go
 //	    ▼
 //	ProcessMain (child.go) → confine.Apply → childSlot.serve → childRun.run
 //	    └► newRun → run.run → run.execute → the guest → run.Call (a host function) or run.Tick
 //	       (must it stop?) → run.ending
 //
-// and [Engine.Run] begins at modules.seat and newRun. A component, where
+// Where a directory is granted or a module is looked for, ground (ground.go) looks at
+// the disk first. [Engine.Run] begins at modules.seat and newRun. A component, where
 // [ProcessConfig].Components lets it run, goes from childRun.run to
 // childRun.runComponent (component.go).
 //

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -129,6 +130,13 @@ func (f *files) setAside(workDir, sub string) error {
 }
 
 func (f *files) outside(i int) string { return filepath.Join(f.aside, fmt.Sprint(i)) }
+
+// putAllBack is restore, of which the log is told when it fails.
+func (f *files) putAllBack(log *slog.Logger) {
+	if problem := f.restore(); problem != nil {
+		log.Error("read-only directories not put back", slog.Any("error", problem))
+	}
+}
 
 // restore moves the read-only directories back, over whatever the guest has put
 // there. The guest is gone, so nothing changes between a look and a step.

@@ -36,7 +36,7 @@ func HostileProcess(how, hanging, endless string) int {
 		return 1
 	}
 	p := hostileProcess{data: data, control: control, hanging: hanging}
-	if how != "a request before the guest started" {
+	if !strings.Contains(how, "before the guest started") {
 		p.must(data.send(msgStarted, nil))
 	}
 	end := Ending{Kind: Exited}
@@ -93,6 +93,8 @@ func HostileProcess(how, hanging, endless string) int {
 		for now := time.NewTicker(200 * time.Millisecond); ; <-now.C {
 			p.must(data.send(msgEvent, func(e *encoder) { encodeEvent(e, &protocol.Event{Kind: protocol.EventUsage}) }))
 		}
+	case "a refusal without an error", "a refusal without an error before the guest started":
+		end.Kind = Refused
 	case "answers that are not read":
 		p.request(1, endless, "")
 		for {

@@ -274,20 +274,22 @@ func TestHostileProcesses(t *testing.T) {
 		kind sandbox.EndingKind
 		says string
 	}{
-		"acks of a handle there is not":      {sandbox.Exited, ""},
-		"acks of bytes that never came":      {sandbox.Exited, ""},
-		"closes of a handle there is not":    {sandbox.Exited, ""},
-		"ten thousand requests, closed":      {sandbox.Exited, ""},
-		"a request that is not granted":      {sandbox.Exited, "http://127.0.0.1:1 is not granted"},
-		"a body that is too large":           {sandbox.Exited, "the body of the request has 9437184 bytes"},
-		"a request that is cut off":          {sandbox.ProcessDied, "bad message"},
-		"a request with more behind it":      {sandbox.ProcessDied, "bad message"},
-		"a length of 4 GiB":                  {sandbox.ProcessDied, "its length is 4294967295"},
-		"17 requests":                        {sandbox.ProcessDied, "too many requests in flight"},
-		"bodies of 24 MiB":                   {sandbox.ProcessDied, "too many bytes of requests in flight"},
-		"a handle twice":                     {sandbox.ProcessDied, "a request's handle is used twice"},
-		"a request before the guest started": {sandbox.ProcessDied, "signal: killed"},
-		"answers that are not read":          {sandbox.ProcessDied, "signal: killed"},
+		"acks of a handle there is not":                       {sandbox.Exited, ""},
+		"acks of bytes that never came":                       {sandbox.Exited, ""},
+		"closes of a handle there is not":                     {sandbox.Exited, ""},
+		"ten thousand requests, closed":                       {sandbox.Exited, ""},
+		"a request that is not granted":                       {sandbox.Exited, "http://127.0.0.1:1 is not granted"},
+		"a body that is too large":                            {sandbox.Exited, "the body of the request has 9437184 bytes"},
+		"a request that is cut off":                           {sandbox.ProcessDied, "bad message"},
+		"a request with more behind it":                       {sandbox.ProcessDied, "bad message"},
+		"a length of 4 GiB":                                   {sandbox.ProcessDied, "its length is 4294967295"},
+		"17 requests":                                         {sandbox.ProcessDied, "too many requests in flight"},
+		"bodies of 24 MiB":                                    {sandbox.ProcessDied, "too many bytes of requests in flight"},
+		"a handle twice":                                      {sandbox.ProcessDied, "a request's handle is used twice"},
+		"a request before the guest started":                  {sandbox.ProcessDied, "signal: killed"},
+		"answers that are not read":                           {sandbox.ProcessDied, "signal: killed"},
+		"a refusal without an error":                          {sandbox.ProcessDied, "bad message"},
+		"a refusal without an error before the guest started": {sandbox.ProcessDied, "signal: killed"},
 	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()

@@ -100,7 +100,7 @@ func (h childHTTP) begin(id uint32, request egress.Request, x *exchange) {
 	h.r.httpMu.Lock()
 	h.r.exchanges[id] = x
 	h.r.httpMu.Unlock()
-	h.r.must(h.r.slot.send(msgHTTPSend, func(e *encoder) {
+	h.r.must(h.r.pipe.send(msgHTTPSend, func(e *encoder) {
 		e.num(int64(id))
 		e.str(request.Head)
 		e.str(string(request.Body))
@@ -114,7 +114,7 @@ func (h childHTTP) consumed(id uint32, bytes int) {
 	if x.untold += bytes; x.untold < tellAfter {
 		return
 	}
-	h.r.must(h.r.slot.send(msgHTTPRead, func(e *encoder) {
+	h.r.must(h.r.pipe.send(msgHTTPRead, func(e *encoder) {
 		e.num(int64(id))
 		e.num(int64(x.untold))
 	}))
@@ -129,7 +129,7 @@ func (h childHTTP) cancel(id uint32) {
 	h.r.httpMu.Lock()
 	delete(h.r.exchanges, id)
 	h.r.httpMu.Unlock()
-	h.r.must(h.r.slot.send(msgHTTPClose, func(e *encoder) { e.num(int64(id)) }))
+	h.r.must(h.r.pipe.send(msgHTTPClose, func(e *encoder) { e.num(int64(id)) }))
 }
 
 func (h childHTTP) close() {} // the worker sees the ending

@@ -59,7 +59,7 @@ func TestAFirstRunIsAnnouncedAtOnce(t *testing.T) {
 	}
 	defer e.Close()
 	var there fixed
-	r := &childRun{engine: e, slot: newPipe(&there)}
+	r := &childRun{engine: e, pipe: newPipe(&there)}
 	started := body(func(p *encoder) { p.b = []byte{1, 0, 0, 0, byte(msgStarted)} })
 	module := &compiled{}
 	r.sayStarted(module)
@@ -73,7 +73,7 @@ func TestAFirstRunIsAnnouncedAtOnce(t *testing.T) {
 		t.Errorf("the second run wrote %q at once", there.sent.Bytes())
 	}
 	r.emit(protocol.Event{Kind: protocol.EventNote})
-	if err := r.slot.send(msgEnding, nil); err != nil {
+	if err := r.pipe.send(msgEnding, nil); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.HasPrefix(there.sent.Bytes(), started) {
@@ -91,7 +91,7 @@ func TestASilentRunIsAnnouncedInTime(t *testing.T) {
 	}
 	defer e.Close()
 	ours, theirs := pipes(t)
-	r := &childRun{engine: e, slot: theirs}
+	r := &childRun{engine: e, pipe: theirs}
 	module := &compiled{}
 	module.ran.Store(true)
 	r.sayStarted(module)

@@ -125,9 +125,17 @@ func TestBadMessagesAreErrors(t *testing.T) {
 			t.Errorf("%s: decodeEvent = %v, want a bad message", name, err)
 		}
 	}
-	died := Ending{Kind: ProcessDied}
-	if _, err := decodeEnding(body(func(e *encoder) { encodeEnding(e, &died) })); !errors.Is(err, errBadMessage) {
-		t.Errorf("decodeEnding of a death = %v, want a bad message: only the worker tells of one", err)
+	for name, end := range map[string]Ending{
+		"a death, of which only the worker tells": {Kind: ProcessDied},
+		"none":                           {},
+		"a refusal without an error":     {Kind: Refused},
+		"an interruption without one":    {Kind: Interrupted},
+		"an exit with an error":          {Kind: Exited, Err: io.EOF},
+		"a limit with a capsule's error": {Kind: LimitHit, Err: refusal("x")},
+	} {
+		if got, err := decodeEnding(body(func(e *encoder) { encodeEnding(e, &end) })); !errors.Is(err, errBadMessage) {
+			t.Errorf("%s: decodeEnding = %+v, %v, want a bad message", name, got, err)
+		}
 	}
 	whole := body(sample().encode)
 	for n := range whole {

@@ -279,6 +279,9 @@ func decodeEnding(body []byte) (Ending, error) {
 	if v.Kind < Exited || v.Kind > Refused {
 		return Ending{}, fmt.Errorf("%w: there is no ending %d", errBadMessage, v.Kind)
 	}
+	if failed != (v.Kind == Refused || v.Kind == Interrupted) {
+		return Ending{}, fmt.Errorf("%w: the ending %q and its error do not fit", errBadMessage, v.Kind)
+	}
 	if len(v.StderrTail) > tailLines {
 		return Ending{}, fmt.Errorf("%w: %d lines of stderr", errBadMessage, len(v.StderrTail))
 	}

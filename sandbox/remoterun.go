@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -35,8 +34,8 @@ func (s *Supervisor) Run(ctx context.Context, spec Spec, emit func(protocol.Even
 	var err error
 	var died *diedError
 	for range maxTries {
-		// A guest without a directory needs its module alone: its process says when that
-		// is gone, and [Supervisor.make] looks then.
+		// A guest without a directory needs only its compiled module. When that is gone
+		// its process refuses, and the next try looks at the disk, in [Supervisor.make].
 		if spec.WorkDir != "" {
 			if _, err = s.ground(); err != nil {
 				break
@@ -102,19 +101,14 @@ func (s *Supervisor) tryRun(ctx context.Context, spec *Spec, found code, emit fu
 	if err != nil {
 		return refused(err), nil
 	}
-	// Here and not in the process: it is put back even when that dies.
-	defer func() {
-		if problem := files.restore(); problem != nil {
-			s.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
-		}
-	}()
+	defer files.putAllBack(s.cfg.Logger) // here and not in the process, which may die
 	place, err := s.take(ctx, spec.Digest, found.needs.Component)
 	if err != nil {
 		return Ending{}, err
 	}
+	defer s.give(place)
 	if found.needs.Component {
-		if err := place.process.spend(spec.Limits.MemoryBytes); err != nil {
-			s.give(place)
+		if err := place.spend(spec.Limits.MemoryBytes); err != nil {
 			return Ending{}, err
 		}
 	}
@@ -123,11 +117,7 @@ func (s *Supervisor) tryRun(ctx context.Context, spec *Spec, found code, emit fu
 		stderr: tail{also: spec.Stderr},
 	}
 	r.http = newWorkerHTTP(ctx, r)
-	defer s.give(place)
-	if spec.WorkDir != "" {
-		defer place.process.dirs.add(spec.WorkDir)()
-	}
-	defer func() { r.http.close() }() // before the place is given to another
+	defer r.http.close() // before the place is given to another
 	defer func() {
 		if !r.over { // emit panicked: nobody reads the rest
 			place.process.kill(place)
@@ -146,9 +136,10 @@ type remoteRun struct {
 	http *workerHTTP
 
 	begun  time.Time // of the guest; zero before it started
+	leave  func()    // takes the note of its directory away; nil: there is none
 	stderr tail
 	text   int64 // bytes of events
-	over   bool  // the process is free again, or gone
+	over   bool  // the guest's ending came, or the process is gone
 
 	young       young
 	watcher     sync.WaitGroup
@@ -177,18 +168,18 @@ func (r *remoteRun) run(ctx context.Context) (Ending, error) {
 		kind, body, err := pipe.receive()
 		var end *Ending
 		if err == nil {
-			end, err = r.take(kind, body)
+			end, err = r.handle(kind, body)
 		}
-		switch {
-		case err != nil:
+		if err != nil {
 			return r.lost(err)
-		case end == nil:
+		}
+		if end == nil {
 			continue
-		case r.begun.IsZero() && end.Kind == Refused: // with the module: this host's fault
-			r.over = true
-			return Ending{}, end.Err
 		}
 		r.over = true
+		if r.begun.IsZero() && end.Kind == Refused { // with the module: this host's fault
+			return Ending{}, end.Err
+		}
 		if end.Kind == Interrupted {
 			*end = r.interrupted(*end)
 		}
@@ -218,6 +209,9 @@ func (r *remoteRun) end() {
 	r.ended = true
 	stop := r.stopWatcher
 	r.mu.Unlock()
+	if r.leave != nil {
+		r.leave()
+	}
 	if stop == nil {
 		return
 	}
@@ -291,6 +285,9 @@ func (r *remoteRun) started() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.begun = time.Now()
+	if r.spec.WorkDir != "" { // not before: the guest before it may still have files open
+		r.leave = r.slot.process.dirs.add(r.spec.WorkDir)
+	}
 	if r.stopping == nil {
 		r.overdue = r.begun.Add(time.Duration(r.spec.Limits.DeadlineSeconds)*time.Second + r.s.cfg.KillAfter)
 		r.killBy(r.overdue)
@@ -338,8 +335,8 @@ const slowEmit = 50 * time.Millisecond
 // should be gone: more messages than the pipe and the buffers at its ends hold.
 const maxLate = 1 << 15
 
-// take handles a message; it gives the ending when that is it.
-func (r *remoteRun) take(kind messageKind, body []byte) (*Ending, error) {
+// handle acts on a message; it gives the ending when that is it.
+func (r *remoteRun) handle(kind messageKind, body []byte) (*Ending, error) {
 	if r.begun.IsZero() && kind != msgStarted && kind != msgEnding {
 		return nil, fmt.Errorf("%w: a %q before the guest started", errBadMessage, kind)
 	}

@@ -43,16 +43,12 @@ func (e *Engine) Run(ctx context.Context, spec Spec, emit func(protocol.Event)) 
 		if spec.WorkDir != "" {
 			defer e.dirs.add(spec.WorkDir)()
 		}
+		defer files.putAllBack(e.cfg.Logger)
 		guest := newRun(ctx, e, &spec, emit, &directHTTP{make: func() *httpCalls {
 			return newHTTPCalls(ctx, e.cfg.HTTP, spec.Network)
 		}})
-		end := guest.run(s.form, files.preopens)
-		guest.close()
-		// Nothing of the guest is left that could still reach a file.
-		if problem := files.restore(); problem != nil {
-			e.cfg.Logger.Error("read-only directories not put back", slog.Any("error", problem))
-		}
-		return end
+		defer guest.close()
+		return guest.run(s.form, files.preopens)
 	})
 }
 
@@ -197,8 +193,8 @@ func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event
 	}
 }
 
-// run instantiates the guest, runs it, and says how it ended. The caller closes r,
-// which takes up to a third of the time of a short run.
+// run instantiates the guest, runs it, and says how it ended. The caller calls close
+// after it, also when the guest never started.
 func (r *run) run(module *form, preopens []wasmtimex.Preopen) Ending {
 	return r.conclude(r.execute(module, preopens))
 }
@@ -270,7 +266,7 @@ func (r *run) execute(module *form, preopens []wasmtimex.Preopen) (outcome, erro
 }
 
 // ending decides how the guest ended. A limit wins over the trap that followed.
-// late says that the deadline had passed when the guest was gone: the time may
+// late says that the deadline had passed when the guest had stopped: the time may
 // have run out in its last host call.
 func (r *run) ending(o outcome, late bool) Ending {
 	l := r.spec.Limits

@@ -121,7 +121,7 @@ type Supervisor struct {
 	idleAfter time.Duration // a process that was idle for longer is asked whether it answers
 	deaths    atomic.Uint64
 
-	density sync.Mutex // held while a process is started that several runs will share
+	startingShared sync.Mutex // held while a process is started that several runs will share
 
 	mu        sync.Mutex
 	closed    bool
@@ -291,8 +291,8 @@ func (s *Supervisor) takeAny(digest protocol.Digest, alone bool) (*slot, error) 
 		return found, nil
 	}
 	if s.cfg.Density > 1 {
-		s.density.Lock()
-		defer s.density.Unlock()
+		s.startingShared.Lock()
+		defer s.startingShared.Unlock()
 		if found := s.takeFree(digest, alone); found != nil {
 			return found, nil
 		}
