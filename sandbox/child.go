@@ -221,7 +221,7 @@ func (s *childSlot) listen() error {
 		}
 		d := decoder{b: body}
 		switch number := d.num(); kind {
-		case msgHTTPHead, msgHTTPBody, msgHTTPDone:
+		case msgHTTPHead, msgHTTPBody, msgHTTPDone, msgRoomIs:
 			err = s.answer(number, kind, &d)
 		default:
 			err = s.interrupt(number, kind, &d)
@@ -232,13 +232,21 @@ func (s *childSlot) listen() error {
 	}
 }
 
-// answer gives the guest of a run what one of its requests is answered.
+// answer gives the guest of a run what it is answered: one of its requests, or how much
+// it may still write.
 func (s *childSlot) answer(number int64, kind messageKind, d *decoder) error {
 	s.mu.Lock()
 	r := s.current
 	s.mu.Unlock()
 	if r == nil || r.spec.number != number { // that run is over
 		return nil
+	}
+	if kind == msgRoomIs {
+		select {
+		case r.room <- d.num():
+		default: // nobody asked: the guest is over, or the worker answers twice
+		}
+		return d.end()
 	}
 	return errors.Join(d.err, r.takeHTTP(kind, d))
 }
@@ -277,6 +285,8 @@ type childRun struct {
 	httpMu    sync.Mutex
 	exchanges map[uint32]*exchange // the guest's requests; guarded by httpMu
 
+	room chan int64 // what askRoom is answered
+
 	unsaid young // that the guest started, while the worker was not told
 }
 
@@ -286,6 +296,9 @@ func newChildRun(slot *childSlot, spec *remoteSpec) *childRun {
 	canceled := make(chan struct{})
 	r.cancel = sync.OnceFunc(func() { close(canceled) })
 	spec.Canceled, spec.Stderr = canceled, stderrPipe{r}
+	if spec.asksRoom {
+		r.room, spec.Room = make(chan int64, 1), r.askRoom
+	}
 	return r
 }
 

@@ -20,6 +20,7 @@ type hostFunction struct {
 // so both names are defined.
 var hostFunctions = [...]hostFunction{
 	{preview1, "fd_write", "iiii", "i", (*run).fdWrite},
+	{preview1, "fd_pwrite", "iiiIi", "i", (*run).fdPwrite},
 	{preview1, "fd_close", "i", "i", (*run).fdClose},
 	{preview1, "fd_renumber", "ii", "i", (*run).fdRenumber},
 	{preview1, "fd_readdir", "iiiIi", "i", (*run).fdReaddir},

@@ -95,6 +95,8 @@ func HostileProcess(how, hanging, endless string) int {
 		}
 	case "a refusal without an error", "a refusal without an error before the guest started":
 		end.Kind = Refused
+	case "a question for room that nobody has":
+		p.must(data.send(msgRoom, nil))
 	case "answers that are not read":
 		p.request(1, endless, "")
 		for {

@@ -288,6 +288,7 @@ func TestHostileProcesses(t *testing.T) {
 		"a handle twice":                                      {sandbox.ProcessDied, "a request's handle is used twice"},
 		"a request before the guest started":                  {sandbox.ProcessDied, "signal: killed"},
 		"answers that are not read":                           {sandbox.ProcessDied, "signal: killed"},
+		"a question for room that nobody has":                 {sandbox.ProcessDied, "nobody says how much it may write"},
 		"a refusal without an error":                          {sandbox.ProcessDied, "bad message"},
 		"a refusal without an error before the guest started": {sandbox.ProcessDied, "signal: killed"},
 	} {

@@ -13,7 +13,7 @@ import (
 
 // pipeVersion is the version of the protocol between a worker and its sandbox
 // processes. Both are the same binary, unless somebody configured another.
-const pipeVersion = 4
+const pipeVersion = 5
 
 // maxMessageBytes bounds a message: the largest is an ending with 8 MiB of
 // stdout, each byte of which may have become a U+FFFD of three.
@@ -31,6 +31,7 @@ const (
 	// On the control pipe, with the number of the run:
 	msgCancel messageKind = 'C' // the guest should stop by itself
 	msgStop   messageKind = 'S' // the guest is interrupted
+	msgRoomIs messageKind = 'M' // the answer to msgRoom, in bytes
 	// On the control pipe, with the numbers of the run and of the request:
 	msgHTTPHead messageKind = 'a' // the head of its response
 	msgHTTPBody messageKind = 'b' // a piece of its body
@@ -44,6 +45,7 @@ const (
 	msgStderr   messageKind = 'd' // a piece of stderr
 	msgEnding   messageKind = 'r' // an Ending: the process takes the next guest
 	msgCompiled messageKind = 'c' // JSON, compileAnswer
+	msgRoom     messageKind = 'm' // how much may the guest still write: empty
 	// With the number of a request:
 	msgHTTPSend  messageKind = 'q' // its head and its body
 	msgHTTPRead  messageKind = 'w' // the guest read so many bytes of the response

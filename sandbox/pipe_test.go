@@ -29,7 +29,7 @@ func sample() *remoteSpec {
 	return &remoteSpec{
 		Spec: Spec{
 			Digest: protocol.DigestOf(nil), Args: []string{"capsule", ""}, Env: map[string]string{"A": "1", "B": ""},
-			Limits: protocol.Limits{MemoryBytes: 1, TableElements: 2, Instances: 3, DeadlineSeconds: 1 << 40},
+			Limits: protocol.Limits{MemoryBytes: 1, TableElements: 2, Instances: 3, DeadlineSeconds: 1 << 40, WorkdirBytes: 4},
 			Output: protocol.OutputEvents, Stdin: []byte("in\x00\xff"),
 		},
 		number: 7, code: code{Path: "/p", Sum: "s"},

@@ -79,6 +79,7 @@ func (p *pipe) receiveJSON(kind messageKind, v any) error {
 type remoteSpec struct {
 	Spec
 	number   int64 // of the run in its place, from 1
+	asksRoom bool  // in the process: there is a Room to ask
 	code     code
 	preopens []wasmtimex.Preopen
 }
@@ -105,6 +106,8 @@ func (s *remoteSpec) encode(e *encoder) {
 	e.num(s.Limits.TableElements)
 	e.num(s.Limits.Instances)
 	e.num(s.Limits.DeadlineSeconds)
+	e.num(s.Limits.WorkdirBytes)
+	e.yes(s.Room != nil)
 	e.str(string(s.Output))
 	e.str(string(s.Stdin))
 }
@@ -125,7 +128,9 @@ func decodeSpec(body []byte) (*remoteSpec, error) {
 	}
 	s.Limits = protocol.Limits{
 		MemoryBytes: d.num(), TableElements: d.num(), Instances: d.num(), DeadlineSeconds: d.num(),
+		WorkdirBytes: d.num(),
 	}
+	s.asksRoom = d.yes()
 	s.Output = protocol.OutputMode(d.str())
 	s.Stdin = []byte(d.str())
 	return s, d.end()

@@ -168,7 +168,7 @@ func (r *remoteRun) run(ctx context.Context) (Ending, error) {
 		kind, body, err := pipe.receive()
 		var end *Ending
 		if err == nil {
-			end, err = r.handle(kind, body)
+			end, err = r.handle(ctx, kind, body)
 		}
 		if err != nil {
 			return r.lost(err)
@@ -308,6 +308,15 @@ func (r *remoteRun) stop(cause error) {
 	}
 }
 
+// holdingBack calls what the process waits for.
+func (r *remoteRun) holdingBack(call func()) {
+	began := time.Now()
+	call()
+	if took := time.Since(began); took > slowEmit {
+		r.heldBack(took)
+	}
+}
+
 // heldBack gives the process time again, after it waited so long for the worker. Once
 // it is overdue, what it takes itself beside those waits is ownTime at most.
 func (r *remoteRun) heldBack(took time.Duration) {
@@ -336,7 +345,7 @@ const slowEmit = 50 * time.Millisecond
 const maxLate = 1 << 15
 
 // handle acts on a message; it gives the ending when that is it.
-func (r *remoteRun) handle(kind messageKind, body []byte) (*Ending, error) {
+func (r *remoteRun) handle(ctx context.Context, kind messageKind, body []byte) (*Ending, error) {
 	if r.begun.IsZero() && kind != msgStarted && kind != msgEnding {
 		return nil, fmt.Errorf("%w: a %q before the guest started", errBadMessage, kind)
 	}
@@ -354,11 +363,14 @@ func (r *remoteRun) handle(kind messageKind, body []byte) (*Ending, error) {
 		if r.text += int64(len(body)); r.text > maxEventBytes && hasText(event.Kind) {
 			return nil, fmt.Errorf("%w: more text than a guest may write", errBadMessage)
 		}
-		began := time.Now()
-		r.emit(event)
-		if took := time.Since(began); took > slowEmit {
-			r.heldBack(took)
+		r.holdingBack(func() { r.emit(event) })
+	case msgRoom:
+		if r.spec.Room == nil || len(body) > 0 {
+			return nil, fmt.Errorf("%w: nobody says how much it may write", errBadMessage)
 		}
+		room := int64(0)
+		r.holdingBack(func() { room = r.spec.Room(ctx) })
+		_ = r.control(msgRoomIs, func(e *encoder) { e.num(room) }) // a process that is gone is seen by run
 	case msgHTTPSend, msgHTTPRead, msgHTTPClose:
 		if err := r.http.take(kind, body); err != nil {
 			return nil, err

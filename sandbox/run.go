@@ -102,6 +102,7 @@ type run struct {
 	timer  *time.Timer // of poll_oneoff
 
 	http guestHTTP
+	room int64 // bytes; below zero when it is used up
 
 	stop    stop
 	status  int   // stopExit
@@ -190,6 +191,7 @@ func newRun(ctx context.Context, e *Engine, spec *Spec, emit func(protocol.Event
 		output:   output{lines: spec.Output == protocol.OutputEvents, emit: emit},
 		stderr:   tail{also: spec.Stderr},
 		http:     guestHTTP{requester: web},
+		room:     spec.Limits.WorkdirBytes,
 	}
 }
 

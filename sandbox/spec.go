@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -32,8 +33,14 @@ type Spec struct {
 	// Network is what the guest may call; nothing by default.
 	Network Network
 	// Limits bound the run. Every member must be set; see
-	// [protocol.DefaultLimits]. WorkdirBytes is the worker's to enforce.
+	// [protocol.DefaultLimits]. WorkdirBytes is the caller's to enforce, with Room.
 	Limits protocol.Limits
+	// Room, if set, says how many bytes the guest may write to files before it is asked
+	// again. It is asked first when the guest has written Limits.WorkdirBytes. The guest
+	// waits for the answer, so what it has on the disk does not change; an answer below 1
+	// has it wait until ctx ends. It is called as emit is, with a context that ends with
+	// the run's and at its deadline. A component's writes are not counted.
+	Room func(ctx context.Context) int64
 	// Output says how stdout is read. Empty is [protocol.OutputText].
 	Output protocol.OutputMode
 	// Stdin is what the guest reads on stdin before the end of the file.

@@ -18,7 +18,7 @@ func TestNetworkCeiling(t *testing.T) {
 		"a public host":               {asked: []string{"api.example.com"}},
 		"a public host of the list":   {asked: []string{"https://api.example.com"}, ceiling: []string{"api.example.com"}},
 		"loopback that is listed":     {asked: []string{"http://127.0.0.1:8080"}, ceiling: []string{"127.0.0.1:8080"}},
-		"loopback that is not listed": {asked: []string{"127.0.0.1:8080"}, want: "capabilities.network.allow asks for 127.0.0.1:8080 and the operator's ceiling (STARLING_CEILING_NETWORK) is every public host and no other"},
+		"loopback that is not listed": {asked: []string{"127.0.0.1:8080"}, want: "capabilities.network.allow asks for 127.0.0.1:8080 and the operator's ceiling (STARLING_CEILING_NETWORK) is every public host and no other: one that is not public is listed there"},
 		"another host":                {asked: []string{"b.example"}, ceiling: []string{"a.example"}, want: "capabilities.network.allow asks for b.example and the operator's ceiling (STARLING_CEILING_NETWORK) is a.example"},
 		"more ports than the list":    {asked: []string{"a.example"}, ceiling: []string{"https://a.example"}, want: "capabilities.network.allow asks for a.example and the operator's ceiling (STARLING_CEILING_NETWORK) is https://a.example"},
 	} {

@@ -101,7 +101,7 @@ func (a *attempt) exited(end sandbox.Ending, canceled bool) []protocol.Frame {
 	if end.Status != 0 {
 		return a.segments.Exited(end.Status, lastLine, nil)
 	}
-	if over := a.dir.over(a.manifest.Capabilities.Limits.WorkdirBytes, 0); over != nil && !canceled { // a cancel wins
+	if _, over := a.dir.measure(a.manifest.Capabilities.Limits.WorkdirBytes, 0); over != nil && !canceled { // a cancel wins
 		return a.segments.Killed(over.Error())
 	}
 	answer, err := a.dir.answer(a.manifest.Capabilities.Filesystem.Scope)

@@ -93,7 +93,7 @@ func (c Ceiling) checkNetwork(n protocol.Network) error {
 		public := err != nil || sandbox.PublicAddress(address)
 		if (len(c.Network) > 0 || !public) && !(protocol.Network{Allow: c.Network}).Covers(entry) {
 			return &refusal{fmt.Sprintf("capabilities.network.allow asks for %s and the operator's ceiling (STARLING_CEILING_NETWORK) is %s",
-				entry, cmp.Or(strings.Join(c.Network, ", "), "every public host and no other"))}
+				entry, cmp.Or(strings.Join(c.Network, ", "), "every public host and no other: one that is not public is listed there"))}
 		}
 	}
 	return nil
@@ -111,7 +111,7 @@ func (a *attempt) network() sandbox.Network {
 	var unknown []string
 	n.Secrets, unknown = a.w.cfg.Secrets.granted(a.manifest.Capabilities.Secrets)
 	if unknown != nil { // the guest is not told which: names are the operator's
-		a.log.Warn("the capsule asks for secrets that this worker does not have", "secrets", unknown)
+		a.log.Warn("the capsule asks for secrets that this worker does not have: they go into the file of STARLING_SECRETS, or --secrets", "secrets", unknown)
 	}
 	n.Misdirected = a.misdirected()
 	return n

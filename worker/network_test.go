@@ -95,7 +95,7 @@ func TestCapsulesCallWhatTheyAreGranted(t *testing.T) {
 			}
 		})
 	}
-	if line := m.log.wait(t, "the capsule asks for secrets that this worker does not have"); line.attrs["secrets"] != "[SEARCH]" {
+	if line := m.log.wait(t, "the capsule asks for secrets that this worker does not have: they go into the file of STARLING_SECRETS, or --secrets"); line.attrs["secrets"] != "[SEARCH]" {
 		t.Errorf("logged %v, want the name SEARCH", line.attrs)
 	}
 	misdirected := map[string]string{}

@@ -79,6 +79,37 @@ func TestACancelWinsOverTheQuota(t *testing.T) {
 	}
 }
 
+// TestAFloodOfBytesEndsAtTheQuota: what a guest writes without pause in less than the
+// time between two looks at its directory.
+func TestAFloodOfBytesEndsAtTheQuota(t *testing.T) {
+	t.Parallel()
+	const quota, block = 4 << 20, 64 << 10
+	for name, hire := range map[string]func(*testing.T, *fleet){
+		"in the worker": func(t *testing.T, f *fleet) { f.hire(t, nil) },
+		"in a process":  func(t *testing.T, f *fleet) { f.newMember(t, f.server.URL(), nil, 1).start(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t)
+			hire(t, f)
+			job := f.job(f.push(t, "flood", guest(t, file("a", "", 1<<20)), func(m *protocol.Manifest) {
+				m.Capabilities.Limits.WorkdirBytes = quota
+			}), "x")
+			e := f.end(t, job)
+			if want := "bytes exceeds capabilities.limits.workdir_bytes (4194304)"; !strings.HasSuffix(e.rec.Ending.Message, want) {
+				t.Errorf("message = %q, want …%s", e.rec.Ending.Message, want)
+			}
+			info, err := os.Stat(filepath.Join(e.rec.Workdir, "a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if most := int64(quota + quota/16 + 2*block); info.Size() > most {
+				t.Errorf("the guest wrote %d bytes, want %d at most", info.Size(), most)
+			}
+		})
+	}
+}
+
 // TestRemovedFilesCountInTheQuota while the guest holds them open: nothing in its
 // directory shows them. Neighbours in the process go on.
 func TestRemovedFilesCountInTheQuota(t *testing.T) {

@@ -91,6 +91,9 @@ const (
 	// measureShare is how much longer a directory is left alone than it took to
 	// measure: a guest with very many files does not keep the worker busy.
 	measureShare = 4
+	// roomShare of its quota is what a guest may always write before it is measured again:
+	// one that writes the same file over and over does not keep the worker busy.
+	roomShare = 16
 )
 
 // pruneEvery is how often old work directories are looked for: they are kept for a
@@ -121,6 +124,20 @@ func (w *Worker) housekeep(ctx context.Context) {
 	}
 }
 
+// room is how much a guest may write until it is asked again; one that is over its quota
+// is stopped. The guest waits, so it can hide nothing, as it can while [Worker.measure]
+// looks: it may move what it has to where that has been.
+func (w *Worker) room(g *guest) int64 {
+	held, _ := w.guests.UnlinkedBytes() // measure says when that fails
+	quota := g.quota.Load()
+	left, over := g.dir.measure(quota, held[g.dir.path])
+	if over != nil {
+		g.stop(over)
+		return 0
+	}
+	return max(left, quota/roomShare, 1)
+}
+
 // measure stops the guests that are over their quota: what is in their directory,
 // and what they hold open that is in it no more. It says once that the latter cannot
 // be read: unread is what the last measure returned.
@@ -142,7 +159,7 @@ func (w *Worker) measure(unread bool) bool {
 		if gone <= quota && began.Before(g.due) {
 			continue // it has many files
 		}
-		if over := g.dir.over(quota, gone); over != nil {
+		if _, over := g.dir.measure(quota, gone); over != nil {
 			g.stop(over)
 		}
 		g.due = time.Now().Add(measureShare * time.Since(began))

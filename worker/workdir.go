@@ -86,14 +86,14 @@ func (d *workdir) prepare(scope, task string) error {
 	return nil
 }
 
-// over is how the directory is over a quota of bytes, or too deep, or nil. gone are
-// the bytes that its guest holds and that are in it no more.
-func (d *workdir) over(quota, gone int64) *quotaError {
+// measure is how many bytes of a quota the directory leaves, or how it is over it, or
+// too deep. gone are the bytes that its guest holds and that are in it no more.
+func (d *workdir) measure(quota, gone int64) (left int64, over *quotaError) {
 	used, err := sandbox.TreeBytes(d.root, quota)
 	if err == nil && used <= quota-gone {
-		return nil
+		return quota - gone - used, nil
 	}
-	return &quotaError{used + min(gone, math.MaxInt64-used), quota, err}
+	return 0, &quotaError{used + min(gone, math.MaxInt64-used), quota, err}
 }
 
 // answer is the content of out/result.txt under the guest's root, or nil when

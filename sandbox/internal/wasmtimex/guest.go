@@ -55,7 +55,8 @@ func (c *Call) Bytes(pointer, size uint32) ([]byte, bool) {
 // Forward calls the engine's own WASI function of this name with the arguments
 // as they are; its result, an errno, stands in their place and is returned.
 // When it reports false the guest was stopped in there and Call must report
-// false too. Only fd_close, fd_readdir, fd_renumber and fd_write can be forwarded.
+// false too. Only fd_close, fd_pwrite, fd_readdir, fd_renumber and fd_write can be
+// forwarded.
 func (c *Call) Forward(name string) (uint32, bool) {
 	ok := C.guest_forward(c.guest.ptr, chars(name), C.size_t(len(name)), &c.args[0], C.size_t(len(c.args)))
 	return c.U32(0), bool(ok)

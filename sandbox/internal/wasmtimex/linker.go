@@ -26,6 +26,7 @@ type Func struct {
 // function that shadows them. Its functions are the ones of forwarder_ready.
 const forwarder = `(module
   (import "wasi" "fd_close" (func $close (param i32) (result i32)))
+  (import "wasi" "fd_pwrite" (func $pwrite (param i32 i32 i32 i64 i32) (result i32)))
   (import "wasi" "fd_readdir" (func $readdir (param i32 i32 i32 i64 i32) (result i32)))
   (import "wasi" "fd_renumber" (func $renumber (param i32 i32) (result i32)))
   (import "wasi" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
@@ -33,6 +34,8 @@ const forwarder = `(module
   (export "memory" (memory 0))
   (func (export "fd_close") (param i32) (result i32)
     (call $close (local.get 0)))
+  (func (export "fd_pwrite") (param i32 i32 i32 i64 i32) (result i32)
+    (call $pwrite (local.get 0) (local.get 1) (local.get 2) (local.get 3) (local.get 4)))
   (func (export "fd_readdir") (param i32 i32 i32 i64 i32) (result i32)
     (call $readdir (local.get 0) (local.get 1) (local.get 2) (local.get 3) (local.get 4)))
   (func (export "fd_renumber") (param i32 i32) (result i32)

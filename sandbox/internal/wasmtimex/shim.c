@@ -303,7 +303,7 @@ bool guest_global(guest *g, const char *name, size_t name_len, uint64_t *out) {
 // they cannot be called from the host. The forwarder is a module that imports
 // the guest's memory, exports it again, and calls them.
 static bool forwarder_ready(guest *g) {
-  static const char *const names[] = {"fd_close", "fd_readdir", "fd_renumber", "fd_write"};
+  static const char *const names[] = {"fd_close", "fd_pwrite", "fd_readdir", "fd_renumber", "fd_write"};
   enum { count = sizeof(names) / sizeof(names[0]) };
   wasmtime_extern_t imports[count + 1];
   if (g->forwards) return true;

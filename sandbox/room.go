@@ -1,0 +1,53 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/binary"
+
+	"starling/sandbox/internal/wasmtimex"
+)
+
+// room is what a guest may still write to files before [Spec].Room is asked: see there.
+
+// fdPwrite is fd_pwrite, which has no streams.
+func (r *run) fdPwrite(c *wasmtimex.Call) bool { return r.writeFile(c, "fd_pwrite", c.U32(4)) }
+
+// writeFile forwards a write to a file, and counts what was written. The engine puts
+// that at a place in the guest's memory.
+func (r *run) writeFile(c *wasmtimex.Call, function string, written uint32) bool {
+	errno, ok := c.Forward(function)
+	if !ok || errno != errnoSuccess {
+		return ok
+	}
+	n, ok := c.Bytes(written, 4)
+	return !ok || r.wrote(int64(binary.LittleEndian.Uint32(n)))
+}
+
+// wrote takes so many bytes from the room, and asks for more when there is none. It
+// reports whether the guest goes on.
+func (r *run) wrote(n int64) bool {
+	if r.room -= n; r.spec.Room == nil || r.room >= 0 {
+		return true
+	}
+	ctx, cancel := context.WithDeadline(r.ctx, r.deadline)
+	defer cancel()
+	if r.room = r.spec.Room(ctx); r.room > 0 {
+		return r.alive()
+	}
+	select {
+	case <-ctx.Done():
+	case <-r.engine.closing:
+	}
+	return r.alive()
+}
+
+// askRoom is [Spec].Room where the worker is asked.
+func (r *childRun) askRoom(ctx context.Context) int64 {
+	r.must(r.pipe.send(msgRoom, nil))
+	select {
+	case n := <-r.room:
+		return n
+	case <-ctx.Done():
+		return 0
+	}
+}
