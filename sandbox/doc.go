@@ -6,7 +6,7 @@
 // and an [Engine] in this process, for embedding and tests. Inside a sandbox
 // process an engine runs the guest as well, so the main path is
 //
-//	Supervisor.Run → compiled (compiler.go) → tryRun → take → remoteRun.run
+//	Supervisor.Run → compiled (compiler.go) → tryRun → take (slots.go) → remoteRun.run
 //	    │ pipes: duplex.go, inlet_linux.go, pipe.go, pipemessage.go
 //	    ▼
 //	ProcessMain (child.go) → confine.Apply → childSlot.serve → childRun.run

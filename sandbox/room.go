@@ -7,8 +7,6 @@ import (
 	"starling/sandbox/internal/wasmtimex"
 )
 
-// room is what a guest may still write to files before [Spec].Room is asked: see there.
-
 // fdPwrite is fd_pwrite, which has no streams.
 func (r *run) fdPwrite(c *wasmtimex.Call) bool { return r.writeFile(c, "fd_pwrite", c.U32(4)) }
 

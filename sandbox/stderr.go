@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"strings"
+	"sync"
 
 	"starling/protocol"
 )
@@ -73,4 +74,36 @@ func (t *tail) lines() []string {
 		t.end()
 	}
 	return t.whole
+}
+
+// processStderr keeps the first lines that a process wrote itself: a healthy one
+// writes none, one that dies says why, and then prints its registers. It is safe
+// for concurrent use.
+type processStderr struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const (
+	maxProcessStderr = 4096
+	deathLines       = 4
+)
+
+func (s *processStderr) Write(piece []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text = append(s.text, piece[:min(len(piece), maxProcessStderr-len(s.text))]...)
+	return len(piece), nil
+}
+
+func (s *processStderr) lines() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var lines []string
+	for line := range strings.Lines(validText(s.text)) {
+		if line = strings.TrimSpace(line); line != "" && len(lines) < deathLines {
+			lines = append(lines, cut(line, tailLineBytes))
+		}
+	}
+	return lines
 }
