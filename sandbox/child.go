@@ -243,7 +243,7 @@ func (s *childSlot) answer(number int64, kind messageKind, d *decoder) error {
 	}
 	if kind == msgRoomIs {
 		select {
-		case r.room <- d.num():
+		case r.roomIs <- d.num():
 		default: // nobody asked: the guest is over, or the worker answers twice
 		}
 		return d.end()
@@ -285,7 +285,7 @@ type childRun struct {
 	httpMu    sync.Mutex
 	exchanges map[uint32]*exchange // the guest's requests; guarded by httpMu
 
-	room chan int64 // what askRoom is answered
+	roomIs chan int64 // what askRoom is answered
 
 	unsaid young // that the guest started, while the worker was not told
 }
@@ -297,7 +297,7 @@ func newChildRun(slot *childSlot, spec *remoteSpec) *childRun {
 	r.cancel = sync.OnceFunc(func() { close(canceled) })
 	spec.Canceled, spec.Stderr = canceled, stderrPipe{r}
 	if spec.asksRoom {
-		r.room, spec.Room = make(chan int64, 1), r.askRoom
+		r.roomIs, spec.Room = make(chan int64, 1), r.askRoom
 	}
 	return r
 }

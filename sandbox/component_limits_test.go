@@ -279,11 +279,13 @@ func TestAComponentsBoundIsItsOwn(t *testing.T) {
 	t.Parallel()
 	p := withComponents(t)
 	component := spec(t, command(t, "héllo", `(call $print (i32.const 1024) (i32.const 6)) (i32.const 0)`))
+	pid := 0
 	bound := func() int64 {
 		var text []byte
 		end := p.Run(t.Context(), component, func(protocol.Event) {
 			var err error
-			if text, err = os.ReadFile(fmt.Sprintf("/proc/%d/limits", only(t, p))); err != nil {
+			pid = only(t, p)
+			if text, err = os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -306,7 +308,10 @@ func TestAComponentsBoundIsItsOwn(t *testing.T) {
 	if end := p.Run(t.Context(), hungry, func(protocol.Event) {}); end.Kind != sandbox.Exited {
 		t.Fatalf("Run = %+v, want exited", end)
 	}
-	if after := bound(); after > alone+64<<20 {
+	its := only(t, p)
+	if after := bound(); pid != its {
+		t.Errorf("the component ran in process %d, want %d, that of the guest before it", pid, its)
+	} else if after > alone+64<<20 {
 		t.Errorf("after a guest of 375 MiB a component's process may have %d MiB more than alone", (after-alone)>>20)
 	}
 }

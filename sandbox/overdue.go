@@ -27,7 +27,9 @@ func (r *remoteRun) started() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.begun = time.Now()
-	if r.spec.WorkDir != "" { // not before: the guest before it may still have files open
+	// Not before: the guest before it may still have files open. What this one has removed
+	// is seen from now on, and whenever it asks for room.
+	if r.spec.WorkDir != "" {
 		r.leave = r.slot.process.dirs.add(r.spec.WorkDir)
 	}
 	if r.stopping == nil {

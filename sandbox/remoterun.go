@@ -136,7 +136,7 @@ type remoteRun struct {
 	http *workerHTTP
 
 	begun  time.Time // of the guest; zero before it started
-	leave  func()    // takes the note of its directory away; nil: there is none
+	leave  func()    // takes the note of its directory away; nil: there is none; of run's goroutine
 	stderr tail
 	text   int64 // bytes of events
 	over   bool  // the guest's ending came, or the process is gone

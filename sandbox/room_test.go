@@ -59,29 +59,55 @@ func TestAGuestAsksHowMuchItMayWrite(t *testing.T) {
 				if end := r.Run(t.Context(), s, func(protocol.Event) {}); end.Kind != sandbox.Exited {
 					t.Fatalf("Run = %+v, want exited", end)
 				}
-				if want := []int64{3, 7}; !slices.Equal(seen, want) || size() != blocks {
+				// A write counts with 17 blocks of 4 KiB.
+				if want := []int64{2, 5, 8}; !slices.Equal(seen, want) || size() != blocks {
 					t.Errorf("asked at %d blocks of %d, want at %d of %d", seen, size(), want, blocks)
 				}
 
-				s = withDirectory(t, root, s)
-				file = filepath.Join(s.WorkDir, "a")
-				s.Limits.WorkdirBytes = block
+				// How much is written of a run that may write no more.
+				stopped := func(ctx context.Context, room func()) (sandbox.Ending, int64) {
+					s := withDirectory(t, root, s)
+					file = filepath.Join(s.WorkDir, "a")
+					s.Limits.WorkdirBytes, s.Limits.DeadlineSeconds = block, 1
+					s.Room = func(context.Context) int64 { room(); return 0 }
+					return r.Run(ctx, s, func(protocol.Event) {}), size()
+				}
 				full := errors.New("full")
 				ctx, stop := context.WithCancelCause(t.Context())
-				s.Room = func(context.Context) int64 { stop(full); return 0 }
-				if end := r.Run(ctx, s, func(protocol.Event) {}); end.Kind != sandbox.Interrupted || !errors.Is(end.Err, full) {
-					t.Errorf("Run = %+v, want interrupted", end)
+				if end, n := stopped(ctx, func() { stop(full) }); end.Kind != sandbox.Interrupted || !errors.Is(end.Err, full) || n != 1 {
+					t.Errorf("Run = %+v after %d blocks, want interrupted after 1", end, n)
 				}
-				s.Room = func(context.Context) int64 { return 0 }
-				s.Limits.DeadlineSeconds = 1
-				if end := r.Run(t.Context(), s, func(protocol.Event) {}); end.Kind != sandbox.LimitHit || end.Limit != sandbox.LimitDeadline {
-					t.Errorf("Run = %+v, want the deadline", end)
-				}
-				if size() != 2 {
-					t.Errorf("%d blocks were written, want 2", size())
+				if end, n := stopped(t.Context(), func() {}); end.Limit != sandbox.LimitDeadline || n != 1 {
+					t.Errorf("Run = %+v after %d blocks, want the deadline after 1", end, n)
 				}
 			})
 		})
+	}
+}
+
+// TestAByteInEachBlockCountsAsBlocks: the disk has no smaller pieces.
+func TestAByteInEachBlockCountsAsBlocks(t *testing.T) {
+	t.Parallel()
+	s := withDirectory(t, t.TempDir(), spec(t, wat(t, `(module
+	  (import "wasi_snapshot_preview1" "path_open" (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+	  (import "wasi_snapshot_preview1" "fd_pwrite" (func $put (param i32 i32 i32 i64 i32) (result i32)))
+	  (memory (export "memory") 1) (data (i32.const 24) "a") (data (i32.const 8) "\18\00\00\00\01\00\00\00")
+	  (func (export "_start") (local $at i64)
+	    (if (call $open (i32.const 3) (i32.const 0) (i32.const 24) (i32.const 1) (i32.const 1) (i64.const 70) (i64.const 0) (i32.const 0) (i32.const 0))
+	      (then unreachable))
+	    (loop $l
+	      (if (call $put (i32.load (i32.const 0)) (i32.const 8) (i32.const 1) (local.get $at) (i32.const 4)) (then unreachable))
+	      (br_if $l (i64.lt_u (local.tee $at (i64.add (local.get $at) (i64.const 4096))) (i64.const 409600))))))`)))
+	s.Limits.WorkdirBytes = 200 << 10
+	ctx, stop := context.WithCancelCause(t.Context())
+	s.Room = func(context.Context) int64 { stop(errors.New("full")); return 0 }
+	end := newEngine(t).Run(ctx, s, func(protocol.Event) {})
+	info, err := os.Stat(filepath.Join(s.WorkDir, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if end.Kind != sandbox.Interrupted || info.Size() > s.Limits.WorkdirBytes {
+		t.Errorf("Run = %s after %d bytes with holes, want it interrupted before %d", end.Kind, info.Size(), s.Limits.WorkdirBytes)
 	}
 }
 

@@ -36,10 +36,12 @@ type Spec struct {
 	// [protocol.DefaultLimits]. WorkdirBytes is the caller's to enforce, with Room.
 	Limits protocol.Limits
 	// Room, if set, says how many bytes the guest may write to files before it is asked
-	// again. It is asked first when the guest has written Limits.WorkdirBytes. The guest
-	// waits for the answer, so what it has on the disk does not change; an answer below 1
-	// has it wait until ctx ends. It is called as emit is, with a context that ends with
-	// the run's and at its deadline. A component's writes are not counted.
+	// again. It is asked after the write that passes Limits.WorkdirBytes, and then after
+	// each that passes its last answer. A write counts in blocks of 4096 bytes, with one
+	// more. The guest waits for the answer, so what it has on the disk does not change;
+	// after an answer below 1 it waits until it is stopped. Room is called as emit is,
+	// with a context that ends with the run's and at its deadline. A component's writes
+	// are not counted.
 	Room func(ctx context.Context) int64
 	// Output says how stdout is read. Empty is [protocol.OutputText].
 	Output protocol.OutputMode
