@@ -95,6 +95,11 @@ func HostileProcess(how, hanging, endless string) int {
 		}
 	case "a refusal without an error", "a refusal without an error before the guest started":
 		end.Kind = Refused
+	case "questions for room without an end":
+		go p.discard()
+		for {
+			p.must(data.send(msgRoom, nil))
+		}
 	case "a question for room that nobody has":
 		p.must(data.send(msgRoom, nil))
 	case "answers that are not read":

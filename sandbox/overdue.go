@@ -91,15 +91,20 @@ const maxLate = 1 << 15
 // bounded is an error once a process has said more than maxLate messages since its
 // guest was stopped or overdue.
 func (r *remoteRun) bounded() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stopping == nil && time.Now().Before(r.overdue) {
+	if !r.late() {
 		return nil
 	}
-	if r.late++; r.late > maxLate {
+	if r.lateWords++; r.lateWords > maxLate {
 		return fmt.Errorf("%w: it goes on past its guest's end", errBadMessage)
 	}
 	return nil
+}
+
+// late reports whether the guest was stopped or is overdue.
+func (r *remoteRun) late() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stopping != nil || !time.Now().Before(r.overdue)
 }
 
 func (r *remoteRun) stopped() error {

@@ -150,7 +150,7 @@ type remoteRun struct {
 	stopping    error         // why the guest was told to stop
 	overdue     time.Time     // its deadline or the stop, and the time to keep it; zero before
 	held        time.Duration // that the worker held it back since
-	late        int           // messages since it was stopped or overdue
+	lateWords   int           // messages since it was stopped or overdue
 }
 
 // run returns an error when the guest did not start and might in another process.
@@ -288,7 +288,9 @@ func (r *remoteRun) handle(ctx context.Context, kind messageKind, body []byte) (
 			return nil, fmt.Errorf("%w: nobody says how much it may write", errBadMessage)
 		}
 		room := int64(0)
-		r.holdingBack(func() { room = r.spec.Room(ctx) })
+		if !r.late() { // a guest that should be gone gets no more, and no more time
+			r.holdingBack(func() { room = r.spec.Room(ctx) })
+		}
 		_ = r.control(msgRoomIs, func(e *encoder) { e.num(room) }) // a process that is gone is seen by run
 	case msgHTTPSend, msgHTTPRead, msgHTTPClose:
 		if err := r.http.take(kind, body); err != nil {

@@ -7,9 +7,11 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"starling/protocol"
 	"starling/sandbox"
+	"starling/testenv"
 )
 
 // TestAGuestAsksHowMuchItMayWrite when it has written what it might, by fd_write and by
@@ -108,6 +110,29 @@ func TestAByteInEachBlockCountsAsBlocks(t *testing.T) {
 	}
 	if end.Kind != sandbox.Interrupted || info.Size() > s.Limits.WorkdirBytes {
 		t.Errorf("Run = %s after %d bytes with holes, want it interrupted before %d", end.Kind, info.Size(), s.Limits.WorkdirBytes)
+	}
+}
+
+// TestAProcessThatGoesOnAskingIsKilled soon after its guest's deadline, though each look
+// takes long.
+func TestAProcessThatGoesOnAskingIsKilled(t *testing.T) {
+	t.Parallel()
+	const killAfter = 500 * time.Millisecond
+	s := newSupervisor(t, func(c *sandbox.ProcessConfig) {
+		c.Command, c.KillAfter = hostileProcess(t, "questions for room without an end", "", ""), killAfter
+	})
+	run := spec(t, testenv.WAT(t, "noop"))
+	run.Limits.DeadlineSeconds = 1
+	ctx, tooLate := context.WithTimeout(t.Context(), soon)
+	defer tooLate()
+	run.Room = func(context.Context) int64 {
+		if ctx.Err() == nil {
+			<-time.After(60 * time.Millisecond) // a look at many files
+		}
+		return 1
+	}
+	if end := s.Run(t.Context(), run, func(protocol.Event) {}); end.Kind == sandbox.Exited || ctx.Err() != nil {
+		t.Errorf("Run = %+v, %v, want the process's end soon after the deadline", end, ctx.Err())
 	}
 }
 

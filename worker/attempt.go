@@ -135,7 +135,7 @@ func (a *attempt) run(ctx, guests context.Context) conclusion {
 		Network: a.network(),
 		Limits:  a.manifest.Capabilities.Limits, Output: a.manifest.Output,
 		Stdin: []byte(protocol.MessageText(a.job.Message)), Stderr: stderr, Canceled: a.cancel.asked,
-		Room: func(context.Context) int64 { return a.w.room(g) },
+		Room: func(ctx context.Context) int64 { return a.w.room(ctx, g) },
 	}, func(e protocol.Event) { a.event(ctx, stop, e) })
 	ran(nil)
 	if end.Kind != sandbox.Refused {

@@ -91,9 +91,10 @@ const (
 	// measureShare is how much longer a directory is left alone than it took to
 	// measure: a guest with very many files does not keep the worker busy.
 	measureShare = 4
-	// roomShare of its quota is what a guest may always write before it is measured again:
-	// one that writes the same file over and over does not keep the worker busy.
+	// roomShare of its quota is what a guest may always write before it is measured again.
 	roomShare = 16
+	// longestRest bounds how much longer a guest waits than the look takes.
+	longestRest = 250 * time.Millisecond
 )
 
 // pruneEvery is how often old work directories are looked for: they are kept for a
@@ -126,14 +127,22 @@ func (w *Worker) housekeep(ctx context.Context) {
 
 // room is how much a guest may write until it is asked again; one that is over its quota
 // is stopped. The guest waits, so it can hide nothing, as it can while [Worker.measure]
-// looks: it may move what it has to where that has been.
-func (w *Worker) room(g *guest) int64 {
+// looks: it may move what it has to where that has been. It waits for longer than the
+// look took, so that one that asks again and again does not keep the worker busy.
+func (w *Worker) room(ctx context.Context, g *guest) int64 {
+	began := time.Now()
 	held, _ := w.guests.UnlinkedBytes() // measure says when that fails
 	quota := g.quota.Load()
 	left, over := g.dir.measure(quota, held[g.dir.path])
 	if over != nil {
 		g.stop(over)
 		return 0
+	}
+	rest := time.NewTimer(min(measureShare*time.Since(began), longestRest))
+	defer rest.Stop()
+	select {
+	case <-rest.C:
+	case <-ctx.Done():
 	}
 	return max(left, quota/roomShare, 1)
 }
