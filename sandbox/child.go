@@ -242,11 +242,7 @@ func (s *childSlot) answer(number int64, kind messageKind, d *decoder) error {
 		return nil
 	}
 	if kind == msgRoomIs {
-		select {
-		case r.roomIs <- d.num():
-		default: // nobody asked: the guest is over, or the worker answers twice
-		}
-		return d.end()
+		return r.takeRoom(d)
 	}
 	return errors.Join(d.err, r.takeHTTP(kind, d))
 }
@@ -302,7 +298,7 @@ func newChildRun(slot *childSlot, spec *remoteSpec) *childRun {
 	return r
 }
 
-// shortRun is what a guest cannot leave much in: what it left is put back, and its files
+// shortRun is too short for a guest to leave much: its memory is put back, and its files
 // are closed, within some milliseconds, for which the next guest waits.
 const shortRun = 10 * time.Millisecond
 

@@ -26,6 +26,21 @@ func (g *guestsAtWrite) Write(p []byte) (int, error) {
 	return g.fixed.Write(p)
 }
 
+// openEngine is an engine that is closed with the test.
+func openEngine(t *testing.T) *Engine {
+	t.Helper()
+	e, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return e
+}
+
 // kept is a run of a module that e has, in a slot of a process with this density.
 func kept(t *testing.T, e *Engine, conn conn, density int, module string) *childRun {
 	t.Helper()
@@ -42,15 +57,11 @@ func kept(t *testing.T, e *Engine, conn conn, density int, module string) *child
 	return newChildRun(slot, &remoteSpec{number: 1, Spec: Spec{Module: path, Digest: digest, Limits: protocol.DefaultLimits()}})
 }
 
-// TestAnEndingThatCannotBeTold ends the process, also when that came up before the
-// memory was put back.
+// TestAnEndingThatCannotBeTold is an error, which ends the process, also when that came
+// up before the memory was put back.
 func TestAnEndingThatCannotBeTold(t *testing.T) {
 	t.Parallel()
-	e, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
+	e := openEngine(t)
 	r := kept(t, e, &fixed{}, 1, "noop")
 	r.pipe.broken = io.ErrClosedPipe
 	end := r.run()
@@ -64,11 +75,7 @@ func TestAnEndingThatCannotBeTold(t *testing.T) {
 // and after a longer run, which may leave a lot.
 func TestAnEndingIsToldBeforeTheMemoryIsPutBack(t *testing.T) {
 	t.Parallel()
-	e, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
+	e := openEngine(t)
 	for _, test := range []struct {
 		density int
 		module  string

@@ -301,10 +301,11 @@ func TestAComponentsBoundIsItsOwn(t *testing.T) {
 	}
 	alone := bound()
 	testenv.EventuallyTrue(t, soon, "its process is gone", func() bool { return len(p.PIDs()) == 0 })
-	// In no pool, as it has more tables than one has places for.
+	// In no pool, as it has more tables than one has places for; and gone soon, so that
+	// its ending is told before its memory is put back.
 	hungry := spec(t, wat(t, `(module (table 1 funcref) (table 1 funcref) (table 1 funcref) (table 1 funcref) (table 1 funcref)
 	  (memory (export "memory") 6000)
-	  (func (export "_start") (memory.fill (i32.const 0) (i32.const 1) (i32.const 393216000))))`))
+	  (func (export "_start") (memory.fill (i32.const 0) (i32.const 1) (i32.const 16777216))))`))
 	if end := p.Run(t.Context(), hungry, func(protocol.Event) {}); end.Kind != sandbox.Exited {
 		t.Fatalf("Run = %+v, want exited", end)
 	}

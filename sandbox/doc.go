@@ -18,6 +18,9 @@
 // [ProcessConfig].Components lets it run, goes from childRun.run to
 // childRun.runComponent (component.go).
 //
+// What a guest writes to files is counted (room.go): when it may have used up its
+// quota, it waits until whoever called Run has looked.
+//
 // Goroutines of an engine: the epoch ticker, started by [New] and ended by
 // [Engine.Close]; one for each compilation under way, which [Engine.Close] waits
 // for. A guest runs on the goroutine that called Run, and so do its host

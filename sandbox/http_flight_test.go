@@ -259,8 +259,8 @@ func TestRequestsEndWithTheirGuest(t *testing.T) {
 	})
 }
 
-// TestHostileProcesses are sandbox processes that do not keep to the protocol where
-// it passes requests on. Each ends its own run, and not later than a hung one.
+// TestHostileProcesses are sandbox processes that do not keep to the protocol, most of
+// them where it passes requests on. Each ends its own run, and not later than a hung one.
 func TestHostileProcesses(t *testing.T) {
 	t.Parallel()
 	url, _, _ := hanging(t)

@@ -65,14 +65,7 @@ func (n names) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, err
 // process, whose requests this one makes.
 func everywhere(t *testing.T, cfg sandbox.HTTPConfig, test func(*testing.T, runner)) {
 	t.Helper()
-	t.Run("here", func(t *testing.T) {
-		t.Parallel()
-		test(t, newEngineWith(t, sandbox.Config{HTTP: cfg}))
-	})
-	t.Run("in a process", func(t *testing.T) {
-		t.Parallel()
-		test(t, newSupervisor(t, func(c *sandbox.ProcessConfig) { c.HTTP = cfg }))
-	})
+	eachRunner(t, func(c *sandbox.ProcessConfig) { c.HTTP = cfg }, test)
 }
 
 func allow(tb testing.TB, entries ...string) []protocol.NetworkRule {

@@ -53,11 +53,7 @@ func TestARunThatLastsIsFound(t *testing.T) {
 // its first run, and must not be taken for one that never started.
 func TestAFirstRunIsAnnouncedAtOnce(t *testing.T) {
 	t.Parallel()
-	e, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
+	e := openEngine(t)
 	var there fixed
 	r := &childRun{engine: e, pipe: newPipe(&there)}
 	started := body(func(p *encoder) { p.b = []byte{1, 0, 0, 0, byte(msgStarted)} })
@@ -85,11 +81,7 @@ func TestAFirstRunIsAnnouncedAtOnce(t *testing.T) {
 // TestASilentRunIsAnnouncedInTime: the worker counts a guest's time from then on.
 func TestASilentRunIsAnnouncedInTime(t *testing.T) {
 	t.Parallel()
-	e, err := New(Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Close()
+	e := openEngine(t)
 	ours, theirs := pipes(t)
 	r := &childRun{engine: e, pipe: theirs}
 	module := &compiled{}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"starling/protocol"
 	"starling/sandbox"
@@ -19,15 +18,7 @@ import (
 // in each pool.
 func both(t *testing.T, resident int64, test func(t *testing.T, r runner)) {
 	t.Helper()
-	cfg := sandbox.Config{CacheDir: testenv.CompiledCache(t), Guests: 1, ResidentBytes: resident}
-	t.Run("engine", func(t *testing.T) {
-		t.Parallel()
-		test(t, newEngineWith(t, cfg))
-	})
-	t.Run("process", func(t *testing.T) {
-		t.Parallel()
-		test(t, newSupervisor(t, func(c *sandbox.ProcessConfig) { c.Config = cfg }))
-	})
+	eachRunner(t, func(c *sandbox.ProcessConfig) { c.Guests, c.ResidentBytes = 1, resident }, test)
 }
 
 // TestWhatDoesNotFitThePoolRunsAllTheSame: larger tables, more of them, more
@@ -173,20 +164,16 @@ func TestMemoryBeyondTheResidentIsGivenBack(t *testing.T) {
 	  (memory (export "memory") 4096)
 	  (func (export "_start") (memory.fill (i32.const 0) (i32.const 1) (i32.const 268435456))))`))
 	small := spec(t, testenv.WAT(t, "noop"))
-	run := func(spec sandbox.Spec) {
+	rss := func(spec sandbox.Spec) int {
 		if end := s.Run(t.Context(), spec, func(protocol.Event) {}); end.Kind != sandbox.Exited {
 			t.Fatalf("Run = %+v, want exited", end)
 		}
+		return residentBytes(t, only(t, s))
 	}
-	run(small)
-	before := residentBytes(t, only(t, s))
-	run(hungry)
-	testenv.Eventually(t, 10*time.Second, func() error { // after Run
-		if kept := residentBytes(t, only(t, s)) - before; kept < 8<<20 || kept > 48<<20 {
-			return fmt.Errorf("a guest of 256 MiB left %d MiB in its process, want about 16", kept>>20)
-		}
-		return nil
-	})
+	before, after := rss(small), rss(hungry)
+	if kept := after - before; kept < 8<<20 || kept > 48<<20 {
+		t.Errorf("a guest of 256 MiB left %d MiB in its process, want about 16", kept>>20)
+	}
 }
 
 // residentBytes is how much memory a process has.

@@ -135,11 +135,12 @@ type remoteRun struct {
 	emit func(protocol.Event)
 	http *workerHTTP
 
-	begun  time.Time // of the guest; zero before it started
-	leave  func()    // takes the note of its directory away; nil: there is none; of run's goroutine
-	stderr tail
-	text   int64 // bytes of events
-	over   bool  // the guest's ending came, or the process is gone
+	begun     time.Time // of the guest; zero before it started
+	leave     func()    // forgets its directory; nil: none is known
+	stderr    tail
+	text      int64 // bytes of events
+	lateWords int   // messages since it was stopped or overdue
+	over      bool  // the guest's ending came, or the process is gone
 
 	young       young
 	watcher     sync.WaitGroup
@@ -150,7 +151,6 @@ type remoteRun struct {
 	stopping    error         // why the guest was told to stop
 	overdue     time.Time     // its deadline or the stop, and the time to keep it; zero before
 	held        time.Duration // that the worker held it back since
-	lateWords   int           // messages since it was stopped or overdue
 }
 
 // run returns an error when the guest did not start and might in another process.
@@ -202,7 +202,7 @@ func (r *remoteRun) grown(ctx context.Context) {
 	r.killBy(r.killAt)
 }
 
-// end takes down what grown set up, so that the next run finds the pipe as new.
+// end takes down what grown and started set up, so that the next run finds the pipe as new.
 func (r *remoteRun) end() {
 	r.s.lasting.remove(&r.young)
 	r.mu.Lock()

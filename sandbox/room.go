@@ -55,3 +55,12 @@ func (r *childRun) askRoom(ctx context.Context) int64 {
 		return 0
 	}
 }
+
+// takeRoom gives askRoom what the worker answers. It runs on the slot's listener.
+func (r *childRun) takeRoom(d *decoder) error {
+	select {
+	case r.roomIs <- d.num():
+	default: // nobody asked: the guest is over, or the worker answers twice
+	}
+	return d.end()
+}

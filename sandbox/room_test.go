@@ -41,7 +41,7 @@ func TestAGuestAsksHowMuchItMayWrite(t *testing.T) {
 		t.Run(function, func(t *testing.T) {
 			t.Parallel()
 			root := t.TempDir()
-			eachRunner(t, root, func(t *testing.T, r runner) {
+			eachRunner(t, func(c *sandbox.ProcessConfig) { c.WorkRoot = root }, func(t *testing.T, r runner) {
 				s := withDirectory(t, root, spec(t, module))
 				s.Limits.WorkdirBytes = 2*block + 1
 				file := filepath.Join(s.WorkDir, "a")
@@ -134,17 +134,4 @@ func TestAProcessThatGoesOnAskingIsKilled(t *testing.T) {
 	if end := s.Run(t.Context(), run, func(protocol.Event) {}); end.Kind == sandbox.Exited || ctx.Err() != nil {
 		t.Errorf("Run = %+v, %v, want the process's end soon after the deadline", end, ctx.Err())
 	}
-}
-
-// eachRunner runs a test in an engine and in sandbox processes whose work root it is.
-func eachRunner(t *testing.T, root string, test func(*testing.T, runner)) {
-	t.Helper()
-	t.Run("engine", func(t *testing.T) {
-		t.Parallel()
-		test(t, newEngine(t))
-	})
-	t.Run("process", func(t *testing.T) {
-		t.Parallel()
-		test(t, newSupervisor(t, func(c *sandbox.ProcessConfig) { c.WorkRoot = root }))
-	})
 }

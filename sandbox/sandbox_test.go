@@ -53,6 +53,21 @@ func newSupervisor(tb testing.TB, change ...func(*sandbox.ProcessConfig)) *sandb
 	return s
 }
 
+// eachRunner runs a test in an engine and in sandbox processes that are configured alike.
+func eachRunner(t *testing.T, change func(*sandbox.ProcessConfig), test func(*testing.T, runner)) {
+	t.Helper()
+	t.Run("engine", func(t *testing.T) {
+		t.Parallel()
+		cfg := sandbox.ProcessConfig{Config: sandbox.Config{CacheDir: testenv.CompiledCache(t)}}
+		change(&cfg)
+		test(t, newEngineWith(t, cfg.Config))
+	})
+	t.Run("process", func(t *testing.T) {
+		t.Parallel()
+		test(t, newSupervisor(t, change))
+	})
+}
+
 // newEngine is an engine that is closed with the test.
 func newEngine(tb testing.TB) *sandbox.Engine {
 	tb.Helper()

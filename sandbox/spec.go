@@ -40,8 +40,7 @@ type Spec struct {
 	// each that passes its last answer. A write counts in blocks of 4096 bytes, with one
 	// more. The guest waits for the answer, so what it has on the disk does not change;
 	// after an answer below 1 it waits until it is stopped. Room is called as emit is,
-	// with a context that ends with the run's and at its deadline. A component's writes
-	// are not counted.
+	// with a context that ends with the run's. A component's writes are not counted.
 	Room func(ctx context.Context) int64
 	// Output says how stdout is read. Empty is [protocol.OutputText].
 	Output protocol.OutputMode
